@@ -1,0 +1,63 @@
+"""The folder one run leaves behind: `runs/out/<name>/`, and what is where in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of the files of one run. Nothing here touches the disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name in trackio: the folder's own."""
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        """The complete recipe (YAML) the run was started with."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def state(self) -> Path:
+        """Who runs here and how it ended (JSON); its lock refuses a second start."""
+        return self.path / "state.json"
+
+    @property
+    def logs(self) -> Path:
+        """One log file per job: trainer.log, proxy.log, replica-0.log, ..."""
+        return self.path / "logs"
+
+    @property
+    def shared(self) -> Path:
+        """What stands in for the bucket: checkpoints and `.vllm_lora/` adapters, as TRL's output_dir."""
+        return self.path / "shared"
+
+    @property
+    def adapter(self) -> Path:
+        """The final adapter (peft's layout)."""
+        return self.path / "adapter"
+
+    @property
+    def metrics(self) -> Path:
+        """The run's tidy frame (parquet), as `rlkit.tracking` reads it from trackio."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def verdict(self) -> Path:
+        """`Verdict` as JSON."""
+        return self.path / "verdict.json"
+
+    @property
+    def proxy(self) -> Path:
+        """Routing and load counters of the proxy, with each replica's own vLLM counters, as JSON."""
+        return self.path / "proxy.json"
+
+    @property
+    def report(self) -> Path:
+        """The rendered report, one self-contained HTML file."""
+        return self.path / "report.html"
