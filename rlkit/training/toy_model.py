@@ -1,0 +1,184 @@
+"""The toy model: a Qwen2 of 0.2 M parameters and its tokenizer, built and pretrained on this machine in about a minute.
+
+`python -m rlkit.training.toy_model --out FOLDER --seed 0` writes a folder that transformers, TRL and vLLM all load.
+Sizes and schedule are a recipe that was tried on two cores; the constants say why where it is not obvious.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlkit.training import toy_task
+from rlkit.training.toy_task import Problem, demonstrations
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+
+HIDDEN = 96
+HEADS = 3  # of 32: vLLM's CPU attention refuses smaller heads, and only at the first request
+LAYERS = 2
+VOCABULARY = 288  # 256 bytes, 3 special tokens, and merges enough for the words of the task
+POSITIONS = 512
+
+PRETRAIN_STEPS = 1500
+BATCH = 48
+LEARNING_RATE = 5e-3
+WARM_UP_STEPS = 30
+# A decay that stays high for most of the way: the digit carries are learnt late.
+DECAY_POWER = 0.7
+PROGRESS_EVERY = 100  # steps
+
+
+def cached_model(cache: Path, seed: int) -> Path:
+    """Where the model for `seed` lives under `cache`; the name changes with the code that builds it."""
+    source = Path(__file__).read_bytes() + Path(toy_task.__file__).read_bytes()
+    return cache / f"{toy_task.MODEL_NAME}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
+
+
+def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) -> None:
+    """Pretrain and write the model to `out`; `on_progress(step, steps, loss)` as it goes.
+
+    The folder appears whole or not at all: it is written beside `out` and renamed.
+    """
+    tokenizer = build_tokenizer()
+    model = pretrain(tokenizer, seed, on_progress)
+    staging = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        if not out.exists():
+            staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def build_tokenizer() -> PreTrainedTokenizerBase:
+    """A byte-level BPE whose digits are single tokens, with the chat template of Qwen2.5 (one that TRL knows)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    corpus = [
+        f"system\n{toy_task.SYSTEM_PROMPT}\nuser\n{problem.prompt()[-1]['content']}\nassistant\n{text}"
+        for problem, text in itertools.islice(demonstrations(seed=0), 2000)
+    ]
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = qwen2_5_chat_template
+    return fast
+
+
+def pretrain(
+    tokenizer: PreTrainedTokenizerBase, seed: int, on_progress: Callable[[int, int, float], None]
+) -> Qwen2ForCausalLM:
+    """Supervised training on both teachers; the loss is taken over the completion alone."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=1,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate_at)
+    batches = _batches(tokenizer, seed)
+    model.train()
+    for step in range(1, PRETRAIN_STEPS + 1):
+        loss = model(**next(batches)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % PROGRESS_EVERY == 0 or step == PRETRAIN_STEPS:
+            on_progress(step, PRETRAIN_STEPS, float(loss.detach()))
+    return model.eval()
+
+
+def _learning_rate_at(step: int) -> float:
+    if step < WARM_UP_STEPS:
+        return (step + 1) / WARM_UP_STEPS
+    return float((1 - step / PRETRAIN_STEPS) ** DECAY_POWER)
+
+
+def _batches(tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+    import torch
+
+    source = demonstrations(seed)
+    while True:
+        rows = [_encode(tokenizer, *next(source)) for _ in range(BATCH)]
+        longest = max(len(ids) for ids, _ in rows)
+        pad = tokenizer.pad_token_id
+        yield {
+            "input_ids": torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows]),
+            "labels": torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in rows]),
+        }
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, problem: Problem, completion: str) -> tuple[list[int], list[int]]:
+    prompt = prompt_ids(tokenizer, problem)
+    answer = tokenizer.encode(completion, add_special_tokens=False) + [tokenizer.eos_token_id]
+    return prompt + answer, [-100] * len(prompt) + answer
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> list[int]:
+    """The token ids of a problem's prompt, as the rollout worker makes them."""
+    ids = tokenizer.apply_chat_template(problem.prompt(), add_generation_prompt=True, return_dict=False)
+    return list(ids)
+
+
+def main() -> None:
+    """Build one model from the command line; progress lines go to standard output."""
+    parser = argparse.ArgumentParser(description="Build the toy model.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def report(step: int, steps: int, loss: float) -> None:
+        print(f"pretraining {step}/{steps} loss {loss:.3f}", flush=True)
+
+    build(arguments.out, arguments.seed, report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
