@@ -38,6 +38,16 @@ class RunFolder:
         return self.path / "shared"
 
     @property
+    def steps(self) -> Path:
+        """One JSON line per logged step, written by the trainer as it goes; what progress bars follow."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        """Greedy accuracy on prompts never trained on, before and after (JSON), where the task has such prompts."""
+        return self.path / "evaluation.json"
+
+    @property
     def adapter(self) -> Path:
         """The final adapter (peft's layout)."""
         return self.path / "adapter"

@@ -1,0 +1,58 @@
+"""The prompts of a recipe, as TRL takes them: one row a prompt, with `prompt` (a conversation) and `answer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlkit.errors import BadInput
+from rlkit.recipe import DataSection
+from rlkit.training import toy_task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Row = dict[str, Any]
+
+
+def load_rows(section: DataSection) -> tuple[Dataset, list[Row]]:
+    """The rows to train on, and rows never trained on that are kept for a final look (the toy task only has those).
+
+    Raises BadInput naming `data.name` or the column.
+    """
+    from datasets import Dataset
+
+    if section.name == toy_task.DATA_NAME:
+        trained, held_out = toy_task.split_problems()
+        rows = [{"prompt": problem.prompt(), "answer": problem.answer} for problem in trained[: section.limit]]
+        return Dataset.from_list(rows), [{"prompt": p.prompt(), "answer": p.answer} for p in held_out]
+    table = _read_table(section)
+    for field, column in [("prompt_column", section.prompt_column), ("answer_column", section.answer_column)]:
+        if column not in table.column_names:
+            raise BadInput(f"data.{field}: {section.name} has no column {column!r}, it has {table.column_names}")
+    if section.limit is not None:
+        table = table.select(range(min(section.limit, len(table))))
+    return table.map(_as_row, fn_kwargs={"section": section}, remove_columns=table.column_names), []
+
+
+def _read_table(section: DataSection) -> Any:
+    from datasets import load_dataset
+
+    path = Path(section.name)
+    try:
+        if path.suffix in {".json", ".jsonl"}:
+            if not path.is_file():
+                raise BadInput(f"data.name: {path} does not exist")
+            return load_dataset("json", data_files=str(path), split="train")
+        return load_dataset(section.name, split=section.split)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"data.name: cannot load {section.name!r}: {reason}") from None
+
+
+def _as_row(row: Row, section: DataSection) -> Row:
+    prompt = row[section.prompt_column]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if section.system_prompt is not None:
+        messages = [{"role": "system", "content": section.system_prompt}, *messages]
+    return {"prompt": messages, "answer": str(row[section.answer_column])}
