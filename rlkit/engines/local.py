@@ -1,0 +1,283 @@
+"""The local engine: the three jobs as processes on this machine, a shared folder in the place of the bucket.
+
+Order: the model, all replicas, their first completion, the proxy, the trainer. Whatever ends before its time ends the run:
+the error names the job, how it ended, and its last log lines, and everything else is stopped. If this process itself is
+killed, the guard stops the jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+
+from rlkit.engines.base import Event, OnEvent, Outcome
+from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
+from rlkit.engines.guard import POLL_S, Guard
+from rlkit.engines.jobs import Job
+from rlkit.engines.lock import RunLock, read_state
+from rlkit.errors import BadInput, RunFailed
+from rlkit.recipe import Recipe, load_recipe, recipe_diff
+from rlkit.run_folder import RunFolder
+from rlkit.serving.replica import healthy, vllm_command, vllm_environment, wait_until_ready
+from rlkit.training.launch import has_cuda, trainer_command, trainer_environment
+from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
+
+# vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
+READY_TIMEOUT_S = 900.0
+# The proxy imports little; a minute covers a machine whose cores are all taken by starting replicas.
+PROXY_TIMEOUT_S = 60.0
+# An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an end.
+HEALTH_EVERY_S = 2.0
+UNHEALTHY_AFTER = 3
+# The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
+STOP_GRACE_S = 10.0
+
+
+def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
+    """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`."""
+    started = time.monotonic()
+    with RunLock(folder) as lock, _sigterm_as_exit():
+        checkpoint = _prepare(recipe, folder)
+        lock.note("running")
+        try:
+            steps = _LocalRun(recipe, folder, on_event).execute(checkpoint)
+        except (KeyboardInterrupt, SystemExit):
+            lock.note("stopped")
+            raise
+        except BaseException as error:
+            lock.note("failed", error=str(error))
+            raise
+        lock.note("finished", steps=steps)
+    return Outcome(folder, steps, time.monotonic() - started)
+
+
+def cache_folder() -> Path:
+    """Where built models are kept between runs: `RLKIT_CACHE`, else `~/.cache/rlkit`."""
+    return Path(os.environ.get("RLKIT_CACHE") or Path.home() / ".cache" / "rlkit")
+
+
+def _prepare(recipe: Recipe, folder: RunFolder) -> Path | None:
+    """Refuse a folder of another recipe or a finished run; write the recipe; return the checkpoint to resume from."""
+    checkpoint = newest_checkpoint(folder.shared)
+    if folder.recipe.exists():
+        changes = recipe_diff(load_recipe(folder.recipe), recipe)
+        # More steps continue a run; any other change makes it another run.
+        others = [f"{name}: {old} -> {new}" for name, old, new in changes if name != "train.steps"]
+        if others:
+            raise BadInput(f"{folder.path} holds a run of another recipe ({'; '.join(others)}); choose another --name")
+        finished = read_state(folder).get("status") == "finished"
+        if finished and (checkpoint is None or checkpoint_step(checkpoint) >= recipe.train.steps):
+            raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
+    folder.recipe.write_text(recipe.to_yaml())
+    return checkpoint
+
+
+class _LocalRun:
+    def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> None:
+        self._recipe, self._folder, self._on_event = recipe, folder, on_event
+        self._on_cpu = not has_cuda()
+        self._jobs: list[Job] = []
+        self._replicas: list[tuple[Job, str]] = []
+        self._last_step = 0
+        self._unhealthy: Job | None = None
+        self._stopping = threading.Event()
+
+    def execute(self, checkpoint: Path | None) -> int:
+        with Guard() as guard:
+            self._guard = guard
+            try:
+                model = self._model()
+                self._start_replicas(model)
+                server_url = self._start_proxy()
+                self._train(model, server_url, checkpoint)
+            finally:
+                self._stop_all()
+        return self._last_step
+
+    def _model(self) -> str:
+        if self._recipe.model.name != MODEL_NAME:
+            return self._recipe.model.name
+        # Imported here: it reads the model's source to name the cache, nothing heavy.
+        from rlkit.training.toy_model import cached_model
+
+        seed = self._recipe.train.seed
+        out = cached_model(cache_folder(), seed)
+        if not out.exists():
+            self._phase("building the toy model (about a minute, once)")
+            command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
+            job = self._start("model", command, {})
+            self._until(lambda: job.exit_code is not None, READY_TIMEOUT_S, "building the toy model", expected_end=job)
+            if job.exit_code != 0:
+                self._fail(job)
+            self._jobs.remove(job)
+            job.stop(0)
+        return str(out)
+
+    def _start_replicas(self, model: str) -> None:
+        count = self._recipe.serve.replicas
+        self._phase(f"starting {count} vLLM replica{'s' * (count > 1)}")
+        environment = vllm_environment(self._recipe, self._on_cpu) | _offline(self._recipe)
+        for index, port in enumerate(_free_ports(count)):
+            command = vllm_command(self._recipe, model, port, on_cpu=self._on_cpu)
+            job = self._start(f"replica-{index}", command, environment)
+            self._replicas.append((job, f"http://127.0.0.1:{port}"))
+        pool = ThreadPoolExecutor(count)
+        try:
+            waits = [pool.submit(wait_until_ready, url, self._stopping) for _, url in self._replicas]
+            self._until(lambda: self._all_ready(waits), READY_TIMEOUT_S, "replicas' first completion")
+        finally:
+            pool.shutdown(wait=False)
+
+    def _all_ready(self, waits: list[Future[bool]]) -> bool:
+        for wait, (job, _) in zip(waits, self._replicas, strict=True):
+            error = wait.exception() if wait.done() else None
+            if error is not None:
+                raise RunFailed(f"{job.name}: {error}\n{job.tail()}") from error
+        return all(wait.done() for wait in waits)
+
+    def _start_proxy(self) -> str:
+        self._phase("starting the proxy")
+        port_file = self._folder.path / ".proxy-port"
+        port_file.unlink(missing_ok=True)
+        config = {
+            "replicas": [url for _, url in self._replicas],
+            "routing": self._recipe.routing.model_dump(),
+            "transport": self._recipe.transport.model_dump(),
+            "max_loras": self._recipe.serve.max_loras,
+            "port_file": str(port_file),
+            "stats_file": str(self._folder.proxy),
+        }
+        config_file = self._folder.path / ".proxy-config.json"
+        config_file.write_text(json.dumps(config, indent=2))
+        self._start("proxy", [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], {})
+        self._until(lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port")
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        with httpx.Client(base_url=url) as client:
+            self._until(lambda: healthy(client), PROXY_TIMEOUT_S, "the proxy's /health")
+        return url
+
+    def _train(self, model: str, server_url: str, checkpoint: Path | None) -> None:
+        self._phase("training" if checkpoint is None else f"training, resumed from {checkpoint.name}")
+        steps = _StepLines(self._folder.steps)
+        command = trainer_command(self._recipe, self._folder, model, server_url, checkpoint)
+        trainer = self._start("trainer", command, trainer_environment(self._on_cpu) | _offline(self._recipe))
+        threading.Thread(target=self._watch_health, daemon=True).start()
+
+        def ended() -> bool:
+            for line in steps.new():
+                self._last_step = int(line.pop("global_step"))
+                self._on_event(Event("step", step=self._last_step, total=self._recipe.train.steps, metrics=line))
+            return trainer.exit_code is not None
+
+        self._until(ended, None, "training", expected_end=trainer)
+        ended()
+        if trainer.exit_code != 0:
+            self._fail(trainer)
+
+    def _watch_health(self) -> None:
+        failures = dict.fromkeys([job.name for job, _ in self._replicas], 0)
+        with contextlib.ExitStack() as stack:
+            clients = {job: stack.enter_context(httpx.Client(base_url=url)) for job, url in self._replicas}
+            while not self._stopping.wait(HEALTH_EVERY_S):
+                for job, client in clients.items():
+                    failures[job.name] = 0 if healthy(client) else failures[job.name] + 1
+                    if failures[job.name] >= UNHEALTHY_AFTER:
+                        self._unhealthy = job
+                        return
+
+    def _until(self, done: Callable[[], bool], timeout_s: float | None, what: str, expected_end: Job | None = None) -> None:
+        """Poll `done` while watching every job; raise RunFailed when one ends, turns unhealthy, or time is up."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not done():
+            for job in self._jobs:
+                if job is not expected_end and job.exit_code is not None:
+                    self._fail(job)
+            if self._unhealthy is not None:
+                job = self._unhealthy
+                raise RunFailed(f"{job.name} no longer answers /health; its last log lines ({job.log}):\n{job.tail()}")
+            if deadline is not None and time.monotonic() > deadline:
+                logs = ", ".join(str(job.log) for job in self._jobs)
+                raise RunFailed(f"gave up waiting for {what} after {timeout_s:.0f} s; logs: {logs}")
+            time.sleep(POLL_S)
+
+    def _fail(self, job: Job) -> NoReturn:
+        raise RunFailed(f"{job.name} {job.how_it_ended()}; its last log lines ({job.log}):\n{job.tail()}")
+
+    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> Job:
+        job = Job(name, command, environment, self._folder.logs / f"{name}.log", self._guard)
+        self._jobs.append(job)
+        return job
+
+    def _stop_all(self) -> None:
+        self._stopping.set()
+        self._phase("stopping the jobs")
+        # Last started, first stopped: the proxy takes its last reading of the replicas while they live.
+        while self._jobs:
+            self._jobs.pop().stop(STOP_GRACE_S)
+
+    def _phase(self, text: str) -> None:
+        self._on_event(Event("phase", text=text))
+
+
+class _StepLines:
+    """The lines a growing JSON-lines file gained since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._position)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                yield json.loads(line)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different: held open together, then released."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+def _offline(recipe: Recipe) -> dict[str, str]:
+    """Keep the Hub out of a run that has everything on this machine: a look-up costs retries where there is no network."""
+    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).is_dir()
+    data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).is_file()
+    return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let `kill <pid>` unwind as Ctrl-C does, so that jobs are stopped and the state is noted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def exit_now(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, exit_now)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
