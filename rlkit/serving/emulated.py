@@ -1,0 +1,317 @@
+"""A replica without a model: the part of vLLM's HTTP API that TRL and the proxy use, with faults on demand.
+
+For tests and dry runs. Statuses, texts and JSON shapes are those of vLLM 0.31's OpenAI server; what it answers is made
+up by `rlkit.serving.emulated_engine`. `python -m rlkit.serving.emulated --port 8000` runs one by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+
+from rlkit.serving.emulated_answers import CompletionAnswer, error_body, model_card, token_ids
+from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
+
+CompletionFault = Literal["die", "die-mid-response", "hang"]
+
+
+@dataclass
+class Faults:
+    """What goes wrong next. Each entry is used once, in order, by the next request it concerns."""
+
+    loads: deque[tuple[int, str] | Literal["die", "hang"]] = field(default_factory=deque)  # status and text
+    completions: deque[CompletionFault] = field(default_factory=deque)
+    unhealthy: bool = False
+    token_delay_s: float = 0.0  # per token of every completion
+
+
+class EmulatedReplica:
+    """One emulated vLLM server on `http://127.0.0.1:<port>`; an async context manager.
+
+    `api_key` is asked for on `/v1` paths as vLLM does. `runtime_loras` and `dev_mode` stand for the two environment
+    variables without which vLLM has no adapter endpoints and no `/pause`.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Callable[[], EmulatedEngine] = EmulatedEngine,
+        api_key: str | None = None,
+        runtime_loras: bool = True,
+        dev_mode: bool = True,
+        keep_alive_s: float = 75.0,
+    ) -> None:
+        self.faults = Faults()
+        self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path with query, headers
+        self.aborted = 0  # completions whose client went away
+        self.port = 0
+        self._make_engine = engine
+        self._api_key = api_key
+        self._runtime_loras = runtime_loras
+        self._dev_mode = dev_mode
+        self._keep_alive_s = keep_alive_s
+        self._runner: web.AppRunner | None = None
+        self._boot()
+
+    def _boot(self) -> None:
+        self.engine = self._make_engine()
+        self.in_flight = 0
+        self.arrived = asyncio.Event()  # set by every completion that arrives
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether generation is frozen."""
+        return not self._resumed.is_set()
+
+    async def start(self, port: int = 0) -> None:
+        """Listen on a port (0: any)."""
+        app = web.Application(client_max_size=0, middlewares=[self._authenticate])
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+            ]
+        )
+        if self._runtime_loras:
+            app.add_routes(
+                [web.post("/v1/load_lora_adapter", self._load), web.post("/v1/unload_lora_adapter", self._unload)]
+            )
+        if self._dev_mode:
+            app.add_routes(
+                [
+                    web.post("/pause", self._pause),
+                    web.post("/resume", self._resume),
+                    web.get("/is_paused", self._is_paused),
+                    web.get("/server_info", self._server_info),
+                    web.post("/reset_prefix_cache", self._reset),
+                ]
+            )
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, keepalive_timeout=self._keep_alive_s, shutdown_timeout=0
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.port = int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Stop listening and drop every connection, as a killed server does."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def restart(self) -> None:
+        """Come back on the same port with nothing loaded and all counters at zero."""
+        await self.stop()
+        self._boot()
+        await self.start(self.port)
+
+    async def __aenter__(self) -> EmulatedReplica:
+        await self.start(self.port)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    @web.middleware
+    async def _authenticate(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self.requests.append((request.method, request.path_qs, dict(request.headers)))
+        wanted = f"Bearer {self._api_key}"
+        if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return web.json_response({"detail": "Not Found"}, status=404)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.faults.unhealthy else 200)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.engine.running.set(0 if self.is_paused else self.in_flight)
+        self.engine.waiting.set(self.in_flight if self.is_paused else 0)
+        return web.Response(body=self.engine.metrics_page(), content_type="text/plain", charset="utf-8")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        engine = self.engine
+        cards = [model_card(engine.model, engine.model, None, engine.max_model_len)]
+        cards += [model_card(adapter.name, adapter.path, engine.model, None) for adapter in engine.adapters.values()]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _load(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if self.faults.loads:
+            match self.faults.loads.popleft():
+                case "die":
+                    return self._die(request, web.Response(status=500))
+                case "hang":
+                    await asyncio.Event().wait()
+                case (int(status), str(text)):
+                    return web.Response(status=status, text=text, content_type="application/json")
+        return self._text_or_error(
+            lambda: self.engine.load(
+                body["lora_name"], body["lora_path"], in_place=bool(body.get("load_inplace", False))
+            )
+        )
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return self._text_or_error(lambda: self.engine.unload(body["lora_name"]))
+
+    def _text_or_error(self, action: Callable[[], str]) -> web.Response:
+        try:
+            return web.Response(text=action())
+        except LoadRefused as refused:
+            return _error(refused.status, refused.kind, refused.message)
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        if request.query.get("mode", "abort") not in ("abort", "wait", "keep"):
+            return _error(400, "Bad Request", "1 validation error")
+        self._resumed.clear()
+        if request.query.get("clear_cache", "true").lower() in ("true", "1"):
+            self.engine.preempt(self.in_flight)
+        return web.json_response({"status": "paused"})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self._resumed.set()
+        return web.json_response({"status": "resumed"})
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.is_paused})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        if self.in_flight and request.query.get("reset_running_requests", "false").lower() != "true":
+            return web.json_response({"success": False})
+        self.engine.preempt(self.in_flight)
+        return web.json_response({"success": True})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        engine = self.engine
+        config: dict[str, Any] = {
+            "model_config": {"model": engine.model, "max_model_len": engine.max_model_len, "dtype": "torch.float32"},
+            "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},
+            "lora_config": {"max_loras": engine.max_loras, "max_lora_rank": engine.max_lora_rank},
+        }
+        is_json = request.query.get("config_format", "text") == "json"
+        return web.json_response({"vllm_config": config if is_json else str(config), "vllm_env": {}, "system_env": {}})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = body.get("prompt")
+        prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else [prompt]
+        return await self._generate(request, body, [token_ids(one) for one in prompts], "text_completion")
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self._generate(request, body, [token_ids(json.dumps(body["messages"]))], "chat.completion")
+
+    async def _generate(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        prompts: list[list[int]],
+        kind: Literal["text_completion", "chat.completion"],
+    ) -> web.StreamResponse:
+        model = str(body.get("model"))
+        fault = self.faults.completions.popleft() if self.faults.completions else None
+        if model != self.engine.model and model not in self.engine.adapters:
+            return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        self.in_flight += 1
+        self.arrived.set()
+        try:
+            if fault == "hang":
+                await asyncio.Event().wait()
+            if fault == "die":
+                return self._die(request, web.Response(status=500))
+            await self._resumed.wait()
+            sampled = [
+                self.engine.sample(model, one, int(body.get("max_tokens") or 16), body.get("seed"))
+                for one in prompts
+                for _ in range(body.get("n") or 1)
+            ]
+            wants_ids, wants_logprobs = bool(body.get("return_token_ids")), body.get("logprobs") is not None
+            answer = CompletionAnswer(kind, model, prompts, sampled, wants_ids, wants_logprobs)
+            respond = self._stream if body.get("stream") else self._respond
+            return await respond(request, answer, dies=fault == "die-mid-response")
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.in_flight -= 1
+
+    async def _respond(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
+        await asyncio.sleep(self.faults.token_delay_s * max(len(one.token_ids) for one in answer.sampled))
+        data = json.dumps(answer.whole()).encode()
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(data)
+        await response.prepare(request)
+        await response.write(data[: len(data) // 2])
+        if dies:
+            return self._die(request, response)
+        await response.write(data[len(data) // 2 :])
+        return response
+
+    async def _stream(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for chunk in answer.chunks():
+            await asyncio.sleep(self.faults.token_delay_s)
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            if dies:
+                return self._die(request, response)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _die(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
+    return web.json_response(error_body(status, kind, message, param), status=status)
+
+
+async def _serve(replica: EmulatedReplica, port: int) -> None:
+    await replica.start(port)
+    print(replica.url, flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Run one emulated replica until it is interrupted; prints its address."""
+    parser = argparse.ArgumentParser(description="A replica without a model, for tests and dry runs.")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--token-delay-s", type=float, default=0.0, help="seconds per generated token")
+    options = parser.parse_args()
+
+    async def run() -> None:
+        replica = EmulatedReplica()
+        replica.faults.token_delay_s = options.token_delay_s
+        await _serve(replica, options.port)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

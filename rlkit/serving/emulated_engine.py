@@ -1,0 +1,187 @@
+"""What an emulated replica computes: adapters, completions, the prefix cache and the counters vLLM would show.
+
+No sockets and no clock. Texts and rules are vLLM 0.31's. Completions are made up, but not arbitrary: a token's
+log-probability depends on the weights that computed it and on those that computed the cached blocks it attends to, so a
+prefix cache that serves blocks of other weights shows in the answer, as it does in the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from safetensors import SafetensorError, safe_open
+
+from rlkit.serving.prompt_blocks import token_blocks
+from rlkit.serving.router import chained_hashes
+
+# The emulated vocabulary; an id is also its own text.
+VOCABULARY = 256
+
+
+class LoadRefused(Exception):
+    """An answer other than 200 to a load or unload: status, vLLM's error type, message."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A loaded adapter; `weights` tells its contents apart from any other's."""
+
+    name: str
+    path: str
+    weights: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One finished sequence."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass
+class EmulatedEngine:
+    """The state of one emulated vLLM server. Sizes as the flags of the same names."""
+
+    model: str = "emulated"
+    max_loras: int = 6
+    max_lora_rank: int = 8
+    block_size: int = 16
+    num_gpu_blocks: int = 1000
+    max_model_len: int = 4096
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    prefix_cache: dict[bytes, int] = field(default_factory=dict)  # block -> the weights that computed it
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ["model_name", "engine"]
+        self.running = self._gauge("num_requests_running", labels)
+        self.waiting = self._gauge("num_requests_waiting", labels)
+        self.usage = self._gauge("kv_cache_usage_perc", labels)
+        self.preemptions = self._counter("num_preemptions", labels)
+        self.prompt_tokens = self._counter("prompt_tokens", labels)
+        self.generation_tokens = self._counter("generation_tokens", labels)
+        self.queries = self._counter("prefix_cache_queries", labels)
+        self.hits = self._counter("prefix_cache_hits", labels)
+        self.success = Counter("vllm:request_success", "", [*labels, "finished_reason"], registry=self.registry)
+        config = Gauge(
+            "vllm:cache_config_info",
+            "",
+            ["block_size", "engine", "num_gpu_blocks", "kv_cache_size_tokens"],
+            registry=self.registry,
+        )
+        # One block is the null block; it holds nothing.
+        capacity = (self.num_gpu_blocks - 1) * self.block_size
+        config.labels(str(self.block_size), "0", str(self.num_gpu_blocks), str(capacity)).set(1)
+
+    def metrics_page(self) -> bytes:
+        """The `/metrics` page."""
+        return generate_latest(self.registry)
+
+    def load(self, name: str, path: str, *, in_place: bool = False) -> str:
+        """Load an adapter folder in peft's layout; vLLM's text on success, `LoadRefused` otherwise."""
+        if not name or not path:
+            raise LoadRefused(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
+        if name == self.model:
+            raise LoadRefused(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
+        if name in self.adapters and not in_place:
+            raise LoadRefused(
+                400,
+                "InvalidUserInput",
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True.",
+            )
+        try:
+            weights = self._read(Path(path))
+        except FileNotFoundError:
+            message = f"Loading lora {name} failed: No adapter found for {path}"
+            raise LoadRefused(404, "NotFoundError", _sanitized(message)) from None
+        except (ValueError, SafetensorError) as error:
+            message = f"Call to add_lora method failed: {error}"
+            raise LoadRefused(500, "InternalServerError", _sanitized(message)) from None
+        self.adapters[name] = Adapter(name, path, weights)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, name: str) -> str:
+        """Unload an adapter. The blocks it computed stay in the prefix cache, under its name."""
+        if not name:
+            message = "'lora_name' needs to be provided to unload a LoRA adapter."
+            raise LoadRefused(400, "InvalidUserInput", message)
+        if name not in self.adapters:
+            raise LoadRefused(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+        del self.adapters[name]
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+    def sample(self, model: str, prompt: Sequence[int], max_tokens: int, seed: int | None) -> Sampled:
+        """A made-up completion of a served model (base or adapter)."""
+        adapter = self.adapters.get(model)
+        weights = adapter.weights if adapter is not None else 0
+        attended = self._prefill(adapter.path + model if adapter is not None else model, prompt, weights)
+        dice = random.Random(f"{seed}")
+        length = max(1, min(max_tokens, dice.randint(1, max_tokens)))
+        ids = [dice.randrange(VOCABULARY) for _ in range(length)]
+        state = zlib.crc32(repr((attended, list(prompt))).encode(), weights)
+        logprobs = []
+        for token in ids:
+            state = zlib.crc32(str(token).encode(), state)
+            logprobs.append(-(state % 10_000) / 10_000)
+        self.generation_tokens.inc(length)
+        reason = "length" if length == max_tokens else "stop"
+        self.success.labels(self.model, "0", reason).inc()
+        return Sampled(ids, logprobs, reason)
+
+    def preempt(self, requests: int) -> None:
+        """Throw the running requests back, as clearing the cache does."""
+        self.prefix_cache.clear()
+        self.preemptions.inc(requests)
+
+    def _prefill(self, key: str, prompt: Sequence[int], weights: int) -> list[int]:
+        hashes = chained_hashes(key, token_blocks(prompt, self.block_size))
+        cached = 0
+        while cached < len(hashes) and hashes[cached] in self.prefix_cache:
+            cached += 1
+        self.prompt_tokens.inc(len(prompt))
+        self.queries.inc(len(prompt))
+        self.hits.inc(cached * self.block_size)
+        return [self.prefix_cache.setdefault(digest, weights) for digest in hashes]
+
+    def _read(self, folder: Path) -> int:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        missing = {"r", "lora_alpha", "target_modules"} - set(config)
+        if missing:
+            raise ValueError(f"Missing required configuration fields: {missing}")
+        if config["r"] > self.max_lora_rank:
+            raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}.")
+        path = folder / "adapter_model.safetensors"
+        if not path.is_file():
+            raise ValueError(f"{folder} doesn't contain tensors")
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                file.get_tensor(key)
+        return zlib.crc32(path.read_bytes())
+
+    def _gauge(self, name: str, labels: list[str]) -> Gauge:
+        return Gauge(f"vllm:{name}", "", labels, registry=self.registry).labels(self.model, "0")
+
+    def _counter(self, name: str, labels: list[str]) -> Counter:
+        return Counter(f"vllm:{name}", "", labels, registry=self.registry).labels(self.model, "0")
+
+
+def _sanitized(message: str) -> str:
+    """vLLM hides paths in its error texts, but not all of them: those under some roots, and those with a suffix."""
+    message = re.sub(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+", "<path>", message)
+    return re.sub(r"(?:/[\w\-]+)+/[\w\-]+\.\w+", "<path>", message).strip()
