@@ -1,8 +1,8 @@
 """The recipe: everything one run needs, as data.
 
 A recipe is a YAML file under `runs/`. `load_recipe` reads it (with `extends:` and `--set` overrides applied) into a
-`Recipe`, whose fields are checked one by one here; what can only be seen by looking at several fields, at the model or at
-the machine is `rlkit.preflight`'s business. Field names are TRL's and vLLM's where those have one.
+`Recipe`, whose fields are checked one by one here; what can only be seen by looking at several fields, at the model
+or at the machine is `rlkit.preflight`'s business. Field names are TRL's and vLLM's where those have one.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class ServeSection(_Section):
 class TransportSection(_Section):
     """How a new policy reaches the replicas.
 
-    `bucket`: every Job mounts one path and vLLM loads from it. `push`: the proxy sends the files to a receiver beside each
-    replica. `merged`: full weights over NCCL, which is all there is without LoRA or with data-parallel servers.
+    `bucket`: every Job mounts one path and vLLM loads from it. `push`: the proxy sends the files to a receiver beside
+    each replica. `merged`: full weights over NCCL, which is all there is without LoRA or with data-parallel servers.
     """
 
     kind: Literal["bucket", "push", "merged"] = "bucket"

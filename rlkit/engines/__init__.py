@@ -1,8 +1,8 @@
 """Where the jobs of a recipe execute.
 
-    base.py     what an engine is: Event, Outcome      local.py   processes on this machine
-    jobs.py     one process with its log               guard.py   ends the jobs when the engine is killed
-    lock.py     one engine per run folder, and how its run ended
+base.py     what an engine is: Event, Outcome      local.py   processes on this machine
+jobs.py     one process with its log               guard.py   ends the jobs when the engine is killed
+lock.py     one engine per run folder, and how its run ended
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["Event", "OnEvent", "Outcome", "launch"]
 def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
     """Execute `recipe` on its engine and return when it is done.
 
-    The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines after.
+    The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
+    after.
     """
     if recipe.engine == "local":
         from rlkit.engines.local import launch_local

@@ -1,4 +1,4 @@
-"""What an engine is: it executes a recipe's jobs, tells what happens, and leaves a run folder and a trackio run behind."""
+"""What an engine is: it executes a recipe's jobs, tells what happens, and leaves a trackio run behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlkit.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened: a phase begins (`text`), a step was logged (`step` of `total`, `metrics`), or a log line."""
+    """What happened: a phase began (`text`), a step was logged (`step` of `total`, `metrics`), or a log line."""
 
     kind: Literal["phase", "step", "log"]
     text: str = ""

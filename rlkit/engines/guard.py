@@ -1,8 +1,8 @@
 """Ends the jobs when the engine cannot: a small process that outlives a killed one.
 
-The engine writes the process group of each job it starts (`+<pgid>`) and of each that ended (`-<pgid>`) into the guard's
-standard input. When that pipe closes, however the engine ended, the guard ends every group still listed. A group rather
-than a process, since vLLM and the rollout worker have children of their own.
+The engine writes the process group of each job it starts (`+<pgid>`) and of each that ended (`-<pgid>`) into the
+guard's standard input. When that pipe closes, however the engine ended, the guard ends every group still listed. A
+group rather than a process, since vLLM and the rollout worker have children of their own.
 """
 
 from __future__ import annotations

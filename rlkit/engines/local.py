@@ -1,8 +1,8 @@
 """The local engine: the three jobs as processes on this machine, a shared folder in the place of the bucket.
 
-Order: the model, all replicas, their first completion, the proxy, the trainer. Whatever ends before its time ends the run:
-the error names the job, how it ended, and its last log lines, and everything else is stopped. If this process itself is
-killed, the guard stops the jobs.
+Order: the model, all replicas, their first completion, the proxy, the trainer. Whatever ends before its time ends the
+run: the error names the job, how it ended, and its last log lines, and everything else is stopped. If this process
+itself is killed, the guard stops the jobs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 READY_TIMEOUT_S = 900.0
 # The proxy imports little; a minute covers a machine whose cores are all taken by starting replicas.
 PROXY_TIMEOUT_S = 60.0
-# An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an end.
+# An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an
+# end.
 HEALTH_EVERY_S = 2.0
 UNHEALTHY_AFTER = 3
 # The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
@@ -162,7 +163,9 @@ class _LocalRun:
         config_file = self._folder.path / ".proxy-config.json"
         config_file.write_text(json.dumps(config, indent=2))
         self._start("proxy", [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], {})
-        self._until(lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port")
+        self._until(
+            lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port"
+        )
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         with httpx.Client(base_url=url) as client:
             self._until(lambda: healthy(client), PROXY_TIMEOUT_S, "the proxy's /health")
@@ -197,7 +200,9 @@ class _LocalRun:
                         self._unhealthy = job
                         return
 
-    def _until(self, done: Callable[[], bool], timeout_s: float | None, what: str, expected_end: Job | None = None) -> None:
+    def _until(
+        self, done: Callable[[], bool], timeout_s: float | None, what: str, expected_end: Job | None = None
+    ) -> None:
         """Poll `done` while watching every job; raise RunFailed when one ends, turns unhealthy, or time is up."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not done():
@@ -260,7 +265,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _offline(recipe: Recipe) -> dict[str, str]:
-    """Keep the Hub out of a run that has everything on this machine: a look-up costs retries where there is no network."""
+    """Keep the Hub out of a run that has everything here: without a network, each look-up costs retries."""
     model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).is_dir()
     data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}

@@ -36,7 +36,9 @@ class RunLock:
         except OSError:
             self._file.close()
             holder = read_state(self._folder).get("pid", "unknown")
-            raise BadInput(f"{self._folder.path}: a run is going on here (process {holder}); choose another --name") from None
+            raise BadInput(
+                f"{self._folder.path}: a run is going on here (process {holder}); choose another --name"
+            ) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -1,8 +1,8 @@
 """What TRL's asynchronous GRPO needs to run on a CPU: two things it takes from a GPU, and nothing else.
 
-`teach_trl_the_cpu` is called by the trainer entry, and only where there is no CUDA device. It replaces two names in TRL's
-modules: the flash-attention kernel that is fetched from a hub, and the peak-FLOPs table that is looked up through
-torch.cuda. Everything else of TRL runs as it is.
+`teach_trl_the_cpu` is called by the trainer entry, and only where there is no CUDA device. It replaces two names in
+TRL's modules: the flash-attention kernel that is fetched from a hub, and the peak-FLOPs table that is looked up
+through torch.cuda. Everything else of TRL runs as it is.
 """
 
 from __future__ import annotations

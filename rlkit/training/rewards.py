@@ -39,9 +39,7 @@ def load_reward(name: str, max_completion_length: int) -> RewardFunction:
 
 def toy_sum(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float | None]:
     """1 where the last `\\boxed{}` is the right sum, else 0."""
-    return [
-        float(last_boxed(_text(completion)) == gold) for completion, gold in zip(completions, answer, strict=True)
-    ]
+    return [float(last_boxed(_text(completion)) == gold) for completion, gold in zip(completions, answer, strict=True)]
 
 
 def boxed_math(

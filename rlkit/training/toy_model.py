@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from rlkit.training import toy_task
 from rlkit.training.toy_task import Problem, demonstrations
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 HIDDEN = 96
@@ -156,7 +154,7 @@ def _batches(tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
 
 def _encode(tokenizer: PreTrainedTokenizerBase, problem: Problem, completion: str) -> tuple[list[int], list[int]]:
     prompt = prompt_ids(tokenizer, problem)
-    answer = tokenizer.encode(completion, add_special_tokens=False) + [tokenizer.eos_token_id]
+    answer = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + answer, [-100] * len(prompt) + answer
 
 
@@ -181,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

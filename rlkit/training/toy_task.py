@@ -1,8 +1,8 @@
-"""The toy task: two-digit addition that a small model can be taught to guess, and that reinforcement can teach it to do.
+"""The toy task: two-digit addition, which a small model is taught to guess and reinforcement teaches it to do.
 
-A policy only improves under GRPO where its own rollouts differ in reward. So the base model is brought up by two teachers
-(`careful` writes the sum out digit by digit and is right, `quick` answers at once and is wrong), and learns to do either.
-GRPO then finds that working it out pays.
+A policy only improves under GRPO where its own rollouts differ in reward. So the base model is brought up by two
+teachers (`careful` writes the sum out digit by digit and is right, `quick` answers at once and is wrong), and learns
+to do either. GRPO then finds that working it out pays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 MODEL_NAME = "toy-arithmetic"
 DATA_NAME = "toy-addition"
 
-# Short on purpose: the Qwen2.5 template adds a long default one when there is none, and prompts are most of the compute.
+# Short on purpose: the Qwen2.5 template adds a long default one when there is none, and prompts are most of the
+# compute.
 SYSTEM_PROMPT = "Add."
 # Share of careful demonstrations: low enough that the base policy is mostly wrong, high enough that a group of eight
 # rollouts nearly always holds both kinds.

@@ -16,8 +16,8 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
     def run(self) -> None:
         """Run until stopped, then leave unread samples behind.
 
-        A process that has put into a multiprocessing queue waits at its exit until a reader took everything. Nobody reads
-        after the last step, so without this the child is terminated 15 s later instead of ending.
+        A process that has put into a multiprocessing queue waits at its exit until a reader took everything. Nobody
+        reads after the last step, so without this the child is terminated 15 s later instead of ending.
         """
         try:
             super().run()

@@ -63,7 +63,8 @@ ENGINE = """
 import subprocess, sys, time
 from rlkit.engines.guard import Guard
 with Guard() as guard:
-    job = subprocess.Popen([sys.executable, "-c", '''{family}'''], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = [sys.executable, "-c", '''{family}''']
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     guard.add(job.pid)
     print(job.pid, job.stdout.readline().strip(), flush=True)
     time.sleep(600)

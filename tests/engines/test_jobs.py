@@ -23,7 +23,9 @@ def python(code: str) -> list[str]:
 
 
 def test_log_and_exit_code(tmp_path: Path, guard: Guard) -> None:
-    job = Job("job", python("import sys; print('one'); print(); print('two'); sys.exit(4)"), {}, tmp_path / "l/a.log", guard)
+    job = Job(
+        "job", python("import sys; print('one'); print(); print('two'); sys.exit(4)"), {}, tmp_path / "l/a.log", guard
+    )
     job.wait(10)
     assert job.how_it_ended() == "exited with code 4"
     assert job.tail() == "one\ntwo"
@@ -71,7 +73,11 @@ def test_a_command_that_does_not_exist_is_told(tmp_path: Path, guard: Guard) -> 
 
 
 def test_stop_is_a_sigterm_first(tmp_path: Path, guard: Guard) -> None:
-    code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nprint('up', flush=True)\ntime.sleep(600)"
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print('up', flush=True)
+time.sleep(600)"""
     job = Job("job", python(code), {}, tmp_path / "a.log", guard)
     with subprocess.Popen(["tail", "-f", "-n", "+1", str(job.log)], stdout=subprocess.PIPE) as follow:
         assert follow.stdout is not None

@@ -33,9 +33,7 @@ def by_definition(
 
 @settings(deadline=None, max_examples=40)
 @given(segments, st.booleans(), st.sampled_from([-1, 0, 2]), st.sampled_from([(4, 2), (3, 1), (2, 2)]))
-def test_matches_the_definition(
-    shape: list[tuple[int, int]], causal: bool, left: int, heads: tuple[int, int]
-) -> None:
+def test_matches_the_definition(shape: list[tuple[int, int]], causal: bool, left: int, heads: tuple[int, int]) -> None:
     torch.manual_seed(0)
     lengths_q, lengths_k = [q for q, _ in shape], [q + earlier for q, earlier in shape]
     query = torch.randn(sum(lengths_q), heads[0], 8, requires_grad=True)
@@ -46,10 +44,12 @@ def test_matches_the_definition(
     )  # fmt: skip
     expected = [
         by_definition(q, k, v, 0.3, causal, left)
-        for q, k, v in zip(query.split(lengths_q), key.split(lengths_k), value.split(lengths_k), strict=True)
+        for q, k, v in zip(
+            *[torch.split(x, n) for x, n in ((query, lengths_q), (key, lengths_k), (value, lengths_k))], strict=True
+        )
     ]
     torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)
-    out.sum().backward()
+    torch.autograd.backward(out.sum())
     assert query.grad is not None
     assert query.grad.isfinite().all()
 
