@@ -22,6 +22,7 @@ class Answer:
 
     status: int | None
     text: str = ""
+    timed_out: bool = False
 
 
 class Meaning(enum.Enum):

@@ -99,7 +99,7 @@ class ReplicaAdapters:
             return Request("reset")
         if missing:
             return Request("load", missing[0].name, missing[0].path, missing[0].serial)
-        if self.phase == "joining" and self.paused != paused:
+        if self.paused != paused:
             return Request("pause" if paused else "resume")
         return None
 

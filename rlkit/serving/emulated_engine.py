@@ -78,6 +78,8 @@ class EmulatedEngine:
         self.queries = self._counter("prefix_cache_queries", labels)
         self.hits = self._counter("prefix_cache_hits", labels)
         self.success = Counter("vllm:request_success", "", [*labels, "finished_reason"], registry=self.registry)
+        for reason in ("stop", "length", "abort", "error", "repetition"):
+            self.success.labels(self.model, "0", reason)
         config = Gauge(
             "vllm:cache_config_info",
             "",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +81,10 @@ class AdapterRegistry:
         """Whether requests may go to this replica."""
         return self._links[replica].adapters.phase == "serving"
 
+    def is_out(self, replica: int) -> bool:
+        """Whether this replica was last known not to answer."""
+        return self._links[replica].adapters.phase == "out"
+
     def trouble(self, replica: int) -> str | None:
         """The last thing a replica refused, as long as it does not serve."""
         return None if self.serves(replica) else self._links[replica].adapters.reason
@@ -123,9 +128,11 @@ class AdapterRegistry:
         self._leave(replica)
         return self._settle(now)
 
-    def set_paused(self, paused: bool, now: float) -> list[Command]:
-        """Generation is now paused (or not) on the replicas that serve; one that is joining follows before it does."""
+    def set_paused(self, paused: bool, replicas: Iterable[int], now: float) -> list[Command]:
+        """Generation is now paused (or not) on these replicas, and should be on all: the others follow."""
         self._paused = paused
+        for replica in replicas:
+            self._links[replica].adapters.paused = paused
         return self._settle(now)
 
     def _ask(self, action: Literal["load", "unload"], name: str, path: str, now: float) -> tuple[int, list[Command]]:

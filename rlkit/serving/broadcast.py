@@ -1,0 +1,237 @@
+"""The control path: what goes to every replica, and one answer made of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from rlkit.serving.adapter_answers import Answer, message_of
+from rlkit.serving.adapter_commands import OperationReport
+from rlkit.serving.adapter_driver import AdapterDriver
+from rlkit.serving.forward import error
+from rlkit.serving.upstream import Upstreams
+
+# TRL gives /health 5 s.
+HEALTH_TIMEOUT_S = 4.0
+
+# A pause waits for the step under way, a reset preempts what runs; on a CPU a step of a full batch takes seconds.
+CONTROL_TIMEOUT_S = 60.0
+
+# The first /server_info collects the machine's package list, which takes half a minute on two busy cores.
+INFO_TIMEOUT_S = 120.0
+
+
+class Broadcaster:
+    """Handlers of everything that concerns all replicas: pause, resume, adapters, information."""
+
+    def __init__(self, upstreams: Upstreams, driver: AdapterDriver, *, keeps_cache: bool) -> None:
+        self._upstreams = upstreams
+        self._driver = driver
+        self._keeps_cache = keeps_cache
+        self._count = len(upstreams.urls)
+
+    def routes(self) -> list[web.RouteDef]:
+        """All handlers with their paths, which are vLLM's."""
+        return [
+            web.get("/health", self._health),
+            web.get("/v1/models", self._models),
+            web.post("/v1/load_lora_adapter", self._load),
+            web.post("/v1/unload_lora_adapter", self._unload),
+            web.post("/pause", self._pause),
+            web.post("/resume", self._resume),
+            web.get("/is_paused", self._is_paused),
+            web.post("/reset_prefix_cache", self._reset),
+            web.get("/server_info", self._server_info),
+        ]
+
+    async def _ask_all(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        params: Mapping[str, str] | None = None,
+        *,
+        everyone: bool = False,
+    ) -> dict[int, Answer]:
+        """Answers by replica: of those in service, or of every one."""
+        replicas = [number for number in range(self._count) if everyone or self._driver.registry.serves(number)]
+        answers = await asyncio.gather(
+            *(self._upstreams.ask(number, method, path, timeout_s, params=params) for number in replicas)
+        )
+        return dict(zip(replicas, answers, strict=True))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 when every replica is in service and healthy."""
+        answers = await self._ask_all("GET", "/health", HEALTH_TIMEOUT_S, everyone=True)
+        problems = {}
+        for number, answer in answers.items():
+            if answer.status != HTTPStatus.OK:
+                problems[str(number)] = message_of(answer)
+            elif not self._driver.registry.serves(number):
+                problems[str(number)] = (
+                    self._driver.registry.trouble(number) or "its adapters are being brought up to date"
+                )
+        if problems:
+            return error(HTTPStatus.SERVICE_UNAVAILABLE, "not every replica is in service", replicas=problems)
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        params = dict(request.query)
+        if self._keeps_cache:
+            # vLLM clears the cache by default in every mode, which preempts whatever runs at every sync. Versioned
+            # adapter names keep old blocks from being reused without that.
+            params["clear_cache"] = "false"
+        return await self._switch("/pause", params, paused=True)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        return await self._switch("/resume", dict(request.query), paused=False)
+
+    async def _switch(self, path: str, params: dict[str, str], *, paused: bool) -> web.Response:
+        answers = await self._ask_all("POST", path, CONTROL_TIMEOUT_S, params)
+        unreachable = [number for number, answer in answers.items() if answer.status is None]
+        for number in unreachable:
+            # It cannot be kept in step; when it joins again it is paused or resumed as the others are by then.
+            self._driver.replica_left(number)
+            del answers[number]
+        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        if not answers or refused:
+            if paused:
+                await self._ask_all("POST", "/resume", CONTROL_TIMEOUT_S)
+            return _refusal(path, refused)
+        self._driver.set_paused(paused, answers)
+        return _as_is(next(iter(answers.values())))
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        answers = await self._ask_all("GET", "/is_paused", CONTROL_TIMEOUT_S)
+        states = {str(number): (_json(answer) or {}).get("is_paused") for number, answer in answers.items()}
+        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        if not answers or refused:
+            return _refusal("/is_paused", refused)
+        return web.json_response({"is_paused": any(states.values()), "replicas": states})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        answers = await self._ask_all("POST", "/reset_prefix_cache", CONTROL_TIMEOUT_S, dict(request.query))
+        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        if not answers or refused:
+            return _refusal("/reset_prefix_cache", refused)
+        return web.json_response({"success": all((_json(answer) or {}).get("success") for answer in answers.values())})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        """Load on all or none. Never 404: TRL takes that for a server without the endpoint."""
+        body = await _body(request)
+        name, path = body.get("lora_name"), body.get("lora_path")
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            return error(HTTPStatus.BAD_REQUEST, "Both 'lora_name' and 'lora_path' must be provided.")
+        if body.get("load_inplace"):
+            reason = (
+                "load_inplace makes vLLM read the adapter anew for every request: load a new version under a new name"
+            )
+            return error(HTTPStatus.BAD_REQUEST, reason)
+        report = await self._driver.load(name, path)
+        if report.ok:
+            return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+        return await self._load_failed(report)
+
+    async def _load_failed(self, report: OperationReport) -> web.Response:
+        # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
+        resumed = await self._switch("/resume", {}, paused=False)
+        was_resumed = resumed.status == HTTPStatus.OK
+        note = "generation was resumed" if was_resumed else "generation could not be resumed"
+        message = f"Loading lora {report.name} failed: {report.reason}; it was taken back from all replicas and {note}"
+        replicas = [
+            {"replica": number, "attempts": replica.attempts, "reason": replica.reason}
+            for number, replica in enumerate(report.replicas)
+        ]
+        return error(
+            HTTPStatus.SERVICE_UNAVAILABLE, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed
+        )
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await _body(request)).get("lora_name")
+        if not isinstance(name, str) or not name:
+            return error(HTTPStatus.BAD_REQUEST, "'lora_name' needs to be provided to unload a LoRA adapter.")
+        report = await self._driver.unload(name)
+        if report.ok:
+            return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+        return error(HTTPStatus.NOT_FOUND, report.reason or "")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """The base models with the shortest `max_model_len` of all replicas, and the adapters that all of them hold."""
+        answers = await self._ask_all("GET", "/v1/models", CONTROL_TIMEOUT_S)
+        lists = [(_json(answer) or {}).get("data") for answer in answers.values()]
+        cards = [data for data in lists if isinstance(data, list)]
+        if not cards or len(cards) < len(lists):
+            return _refusal("/v1/models", {n: a for n, a in answers.items() if a.status != HTTPStatus.OK})
+        names = set.intersection(*({card["id"] for card in data} for data in cards))
+        lengths = [card["max_model_len"] for data in cards for card in data if card.get("max_model_len")]
+        merged = [card for card in cards[0] if card["id"] in names]
+        for card in merged:
+            if card.get("max_model_len"):
+                card["max_model_len"] = min(lengths)
+        return web.json_response({"object": "list", "data": merged})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        """The first replica's, with the limits that all replicas keep; 502 when they serve different models."""
+        answers = await self._ask_all("GET", "/server_info", INFO_TIMEOUT_S, dict(request.query))
+        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        if not answers or refused:
+            return _refusal("/server_info", refused)
+        infos = [_json(answer) or {} for answer in answers.values()]
+        configs = [info.get("vllm_config") for info in infos]
+        if all(isinstance(config, dict) for config in configs):
+            different = _differences(configs)
+            if different:
+                return error(HTTPStatus.BAD_GATEWAY, f"the replicas do not serve the same model: {different}")
+            infos[0]["vllm_config"] |= _common_limits(configs)
+        return web.json_response(infos[0])
+
+
+def _differences(configs: list[Any]) -> str | None:
+    for name in ("model", "dtype"):
+        values = {str((config.get("model_config") or {}).get(name)) for config in configs}
+        if len(values) > 1:
+            return f"{name} is {' and '.join(sorted(values))}"
+    return None
+
+
+def _common_limits(configs: list[Any]) -> dict[str, Any]:
+    loras = [config.get("lora_config") for config in configs]
+    lora = None
+    if all(loras):
+        lora = loras[0] | {name: min(one[name] for one in loras) for name in ("max_loras", "max_lora_rank")}
+    parallel = [config.get("parallel_config") or {} for config in configs]
+    size = max(one.get("data_parallel_size", 1) for one in parallel)
+    return {"lora_config": lora, "parallel_config": parallel[0] | {"data_parallel_size": size}}
+
+
+def _refusal(path: str, refused: Mapping[int, Answer]) -> web.Response:
+    if not refused:
+        return error(HTTPStatus.SERVICE_UNAVAILABLE, f"{path}: no replica is in service; see /health")
+    reasons = {str(number): message_of(answer) for number, answer in refused.items()}
+    listed = "; ".join(f"replica {number}: {reason}" for number, reason in reasons.items())
+    return error(HTTPStatus.BAD_GATEWAY, f"{path}: {listed}", replicas=reasons)
+
+
+def _as_is(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status or HTTPStatus.OK, text=answer.text, content_type="application/json")
+
+
+def _json(answer: Answer) -> dict[str, Any] | None:
+    try:
+        data = json.loads(answer.text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        data = json.loads(await request.read())
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

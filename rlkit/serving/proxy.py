@@ -1,0 +1,270 @@
+"""The proxy between the trainer and the replicas: one address that behaves like one vLLM server.
+
+Completions go to the replica the router chooses (`rlkit.serving.forward`), everything else to all of them
+(`rlkit.serving.broadcast`). This module puts the parts together, watches the replicas and writes the counters.
+`python -m rlkit.serving.proxy --config FILE.json` runs it as a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rlkit.engines.parent_watch import exit_with_parent
+from rlkit.errors import BadInput
+from rlkit.serving.adapter_answers import Answer
+from rlkit.serving.adapter_driver import AdapterDriver
+from rlkit.serving.broadcast import Broadcaster
+from rlkit.serving.forward import Forwarder, error
+from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
+from rlkit.serving.proxy_stats import ReplicaStatus, merged_page, own_metrics, stats_json
+from rlkit.serving.registry import AdapterRegistry
+from rlkit.serving.replica_health import ReplicaHealth
+from rlkit.serving.router import Router
+from rlkit.serving.upstream import Upstreams
+from rlkit.serving.vllm_metrics import ReplicaReading, read_page
+
+logger = logging.getLogger(__name__)
+
+# How often replicas out of service are asked whether they are back: a rollout waits that long at most.
+PROBE_EVERY_S = 1.0
+PROBE_TIMEOUT_S = 5.0
+
+# How often the replicas' own counters are read and the stats file is written.
+READ_EVERY_S = 2.0
+READ_TIMEOUT_S = 5.0
+
+# A batch of 1,024 prompts (vLLM's own limit) of 32 k tokens is about 200 MB of JSON.
+MAX_BODY_BYTES = 256 * 1024**2
+
+# What a stopping proxy leaves its clients to read answers that are on their way.
+SHUTDOWN_S = 2.0
+
+
+class Proxy:
+    """A running proxy; see `serve`."""
+
+    def __init__(self, config: ProxyConfig, upstreams: Upstreams) -> None:
+        count = len(config.replicas)
+        transport = config.transport
+        self.router = Router(count, config.routing.spill_threshold, config.routing.policy)
+        self.registry = AdapterRegistry(
+            count,
+            retry_s=transport.retry_s,
+            deadline_s=transport.deadline_s,
+            max_loras=config.max_loras,
+            policy_prefix=config.policy_prefix,
+        )
+        self.url = ""
+        self._config = config
+        self._upstreams = upstreams
+        self._health = ReplicaHealth(count)
+        self._driver = AdapterDriver(self.registry, self.router, upstreams)
+        self._forwarder = Forwarder(self.router, upstreams, self._health, self._lost, self._forgot)
+        if config.routing.block_size is not None:
+            self._forwarder.block_size = config.routing.block_size
+        self._pages: list[str | None] = [None] * count
+        self._readings = [ReplicaReading()] * count
+        self._first_readings: list[ReplicaReading | None] = [None] * count
+
+    def app(self) -> web.Application:
+        """The web application."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app.add_routes(Broadcaster(self._upstreams, self._driver, keeps_cache=self._config.keeps_cache).routes())
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._forwarder.handle),
+                web.post("/v1/chat/completions", self._forwarder.handle),
+                web.get("/metrics", self._metrics),
+                web.get("/stats", self._stats),
+            ]
+        )
+        return app
+
+    async def run(self) -> None:
+        """Watch the replicas and write the counters until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for replica in range(len(self._config.replicas)):
+                group.create_task(self._watch(replica))
+            if self._config.stats_file is not None:
+                group.create_task(self._keep_writing())
+
+    async def close(self) -> None:
+        """Stop what is on its way and write the counters a last time."""
+        await self._driver.close()
+        await self._read_all()
+        self._write_stats()
+
+    def stats(self) -> dict[str, Any]:
+        """The counters as of the last reading of the replicas."""
+        forwarder = self._forwarder
+        return stats_json(self.router, self._statuses(), self._driver.reports, forwarder.block_size, forwarder.unrouted)
+
+    async def _watch(self, replica: int) -> None:
+        while True:
+            if self._driver.registry.is_out(replica):
+                answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
+                if answer.status == HTTPStatus.OK:
+                    await self._welcome(replica)
+                await asyncio.sleep(PROBE_EVERY_S)
+            else:
+                await asyncio.sleep(READ_EVERY_S)
+                answer = await self._read(replica)
+                # A server under load may be slow to answer; only one that is not there is out of service.
+                if answer.status is None and not answer.timed_out and self._health.failed(replica):
+                    self._lost(replica)
+
+    async def _welcome(self, replica: int) -> None:
+        self._health.recovered(replica)
+        await self._read(replica)
+        reading = self._readings[replica]
+        if self._first_readings[replica] is None:
+            self._first_readings[replica] = reading
+        if self._config.routing.block_size is None and reading.block_size is not None:
+            self._forwarder.block_size = reading.block_size
+        self._driver.replica_back(replica)
+
+    async def _read(self, replica: int) -> Answer:
+        answer = await self._upstreams.ask(replica, "GET", "/metrics", READ_TIMEOUT_S)
+        self._pages[replica] = answer.text if answer.status == HTTPStatus.OK else None
+        reading = read_page(self._pages[replica] or "")
+        if not reading.is_empty:
+            self._readings[replica] = reading
+        return answer
+
+    async def _read_all(self) -> None:
+        await asyncio.gather(*(self._read(replica) for replica in range(len(self._readings))))
+
+    def _lost(self, replica: int) -> None:
+        self._driver.replica_left(replica)
+
+    def _forgot(self, replica: int, model: str) -> None:
+        if model in self.registry.live and self.registry.serves(replica):
+            logger.warning("replica %d does not know %s any more: it was restarted", replica, model)
+            self._driver.replica_left(replica)
+            self._driver.replica_back(replica)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        await self._read_all()
+        own = own_metrics(self.router, self._statuses(), list(self._driver.reports))
+        return web.Response(body=merged_page(own, self._pages), content_type="text/plain", charset="utf-8")
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        await self._read_all()
+        return web.json_response(self.stats())
+
+    def _statuses(self) -> list[ReplicaStatus]:
+        return [
+            ReplicaStatus(
+                url=url,
+                serves=self.registry.serves(number),
+                trouble=self.registry.trouble(number),
+                outcomes=self._forwarder.outcomes[number],
+                resent=self._upstreams.resent[number],
+                reading=self._readings[number],
+                first_reading=self._first_readings[number],
+            )
+            for number, url in enumerate(self._config.replicas)
+        ]
+
+    async def _keep_writing(self) -> None:
+        while True:
+            self._write_stats()
+            await asyncio.sleep(READ_EVERY_S)
+
+    def _write_stats(self) -> None:
+        if self._config.stats_file is None:
+            return
+        try:
+            _write_atomically(self._config.stats_file, json.dumps(self.stats(), indent=2) + "\n")
+        except OSError as problem:
+            logger.warning("cannot write %s: %s", self._config.stats_file, problem.strerror)
+
+
+@asynccontextmanager
+async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
+    """Run a proxy; inside the context it listens on `proxy.url`. Raises BadInput when it cannot."""
+    async with Upstreams(config.replicas, config.token()) as upstreams:
+        proxy = Proxy(config, upstreams)
+        # Without handler_cancellation a client that goes away would leave its generation running.
+        runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+        await runner.setup()
+        watching = asyncio.create_task(proxy.run())
+        try:
+            try:
+                await web.TCPSite(runner, config.host, config.port).start()
+            except OSError as problem:
+                raise BadInput(f"port: cannot listen on {config.host}:{config.port}: {problem.strerror}") from None
+            port = runner.addresses[0][1]
+            proxy.url = f"http://{config.host}:{port}"
+            if config.port_file is not None:
+                _write_atomically(config.port_file, f"{port}\n")
+            logger.info("listening on %s", proxy.url)
+            yield proxy
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await runner.cleanup()
+            await proxy.close()
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as problem:
+        if problem.status == HTTPStatus.NOT_FOUND:
+            return error(HTTPStatus.NOT_FOUND, f"the proxy has no {request.path}; nothing was sent to the replicas")
+        return error(HTTPStatus(problem.status), problem.text or problem.reason)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+async def _run_until_stopped(config: ProxyConfig) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serve(config) as proxy:
+        print(f"proxy: {proxy.url} -> {', '.join(config.replicas)}", flush=True)
+        await stopped.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the proxy until SIGTERM, SIGINT or the end of its parent; exit code 2 for a bad configuration."""
+    parser = argparse.ArgumentParser(prog="python -m rlkit.serving.proxy", description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see rlkit.serving.proxy_config")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        config = load_proxy_config(parser.parse_args(arguments).config)
+        if config.exit_with_parent:
+            exit_with_parent()
+        asyncio.run(_run_until_stopped(config))
+    except BadInput as problem:
+        print(f"proxy: {problem}", file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
