@@ -7,6 +7,7 @@ lock.py     one engine per run folder, and how its run ended
 
 from __future__ import annotations
 
+from rlkit import preflight
 from rlkit.engines.base import Event, OnEvent, Outcome
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
@@ -18,9 +19,15 @@ __all__ = ["Event", "OnEvent", "Outcome", "launch"]
 def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
     """Execute `recipe` on its engine and return when it is done.
 
-    The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
+    What preflight warns of is told as log events; an error of its stops here. The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
     after.
     """
+    findings = preflight.check(recipe, preflight.gather_facts(recipe, folder.path))
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise BadInput("; ".join(errors))
+    for finding in findings:
+        on_event(Event("log", text=f"warning: {finding}"))
     if recipe.engine == "local":
         from rlkit.engines.local import launch_local
 

@@ -27,10 +27,11 @@ from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
 from rlkit.engines.lock import RunLock, read_state
-from rlkit.errors import BadInput, RunFailed
+from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import healthy, vllm_command, vllm_environment, wait_until_ready
+from rlkit.tracking import list_runs
 from rlkit.training.launch import has_cuda, trainer_command, trainer_environment
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 
@@ -81,8 +82,19 @@ def _prepare(recipe: Recipe, folder: RunFolder) -> Path | None:
         finished = read_state(folder).get("status") == "finished"
         if finished and (checkpoint is None or checkpoint_step(checkpoint) >= recipe.train.steps):
             raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
+    if checkpoint is None and not folder.steps.exists():
+        _refuse_a_taken_name(recipe, folder)
     folder.recipe.write_text(recipe.to_yaml())
     return checkpoint
+
+
+def _refuse_a_taken_name(recipe: Recipe, folder: RunFolder) -> None:
+    """A fresh run under a name that trackio knows would be appended to the old one: two runs read as one."""
+    with contextlib.suppress(BadInput):  # no such project yet
+        if folder.name not in set(list_runs(recipe.tracking.project, recipe.tracking.space_id)["name"]):
+            return
+        project = recipe.tracking.project
+        raise RlkitError(f"trackio's project {project!r} already has a run {folder.name!r}; choose another --name")
 
 
 class _LocalRun:

@@ -1,0 +1,200 @@
+"""The local engine's handling of processes: emulated replicas, the real proxy, and trainers of a few lines.
+
+What the real trainer and real vLLM do in it is tests/test_end_to_end.py's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlkit.engines import Event, launch, local
+from rlkit.engines.lock import read_state
+from rlkit.errors import BadInput, RunFailed
+from rlkit.recipe import Recipe, load_recipe
+from rlkit.run_folder import RunFolder
+from rlkit.training.toy_model import cached_model
+
+LOCAL = Path(__file__).parents[2] / "runs" / "local.yaml"
+
+FINISHES = """
+import json, pathlib
+for step in (1, 2, 3):
+    with open({steps!r}, "a") as lines:
+        lines.write(json.dumps({{"global_step": step, "reward": step / 4}}) + chr(10))
+"""
+CRASHES = "print('about to fail'); raise SystemExit('no more memory')"
+WAITS = FINISHES + "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    recipe = load_recipe(LOCAL, ["train.steps=3"])
+    monkeypatch.setenv("RLKIT_CACHE", str(tmp_path / "cache"))
+    cached_model(tmp_path / "cache", recipe.train.seed).mkdir(parents=True)  # nothing here reads what is in it
+    return recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch, folder: RunFolder) -> Callable[[str], None]:
+    """Sets what the trainer job executes; replicas are emulated ones."""
+    monkeypatch.setattr(
+        local,
+        "vllm_command",
+        lambda recipe, model, port, on_cpu: [sys.executable, "-m", "rlkit.serving.emulated", "--port", str(port)],
+    )
+
+    def set_script(script: str) -> None:
+        code = script.replace("{steps!r}", repr(str(folder.steps))).replace("{{", "{").replace("}}", "}")
+        monkeypatch.setattr(local, "trainer_command", lambda *_: [sys.executable, "-c", code])
+
+    return set_script
+
+
+class Recorder:
+    """Collects events, and runs an action at the first step."""
+
+    def __init__(self, at_first_step: Callable[[], None] = lambda: None) -> None:
+        self.events: list[Event] = []
+        self._action = at_first_step
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind == "step" and event.step == 1:
+            self._action()
+
+
+def living_jobs() -> list[psutil.Process]:
+    """What this process started and is still there."""
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_run_to_its_end(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
+    trainer(FINISHES)
+    recorder = Recorder()
+    outcome = launch(recipe, folder, recorder)
+    assert outcome.steps == 3
+    assert [(e.step, e.total, e.metrics["reward"]) for e in recorder.events if e.kind == "step"] == [
+        (1, 3, 0.25), (2, 3, 0.5), (3, 3, 0.75),
+    ]  # fmt: skip
+    phases = [e.text for e in recorder.events if e.kind == "phase"]
+    assert phases == ["starting 2 vLLM replicas", "starting the proxy", "training", "stopping the jobs"]
+    assert read_state(folder)["status"] == "finished"
+    assert load_recipe(folder.recipe) == recipe
+    assert sorted(log.name for log in folder.logs.iterdir()) == [
+        "proxy.log", "replica-0.log", "replica-1.log", "trainer.log",
+    ]  # fmt: skip
+    assert [replica["routed"] for replica in json.loads(folder.proxy.read_text())["per_replica"]] == [0, 0]
+    assert living_jobs() == []
+    with pytest.raises(BadInput, match="finished run"):
+        launch(recipe, folder)
+
+
+def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
+    trainer(CRASHES)
+    with pytest.raises(RunFailed, match="trainer exited with code 1") as error:
+        launch(recipe, folder)
+    assert "about to fail\nno more memory" in str(error.value)
+    assert read_state(folder)["status"] == "failed"
+    assert living_jobs() == []
+
+
+@pytest.mark.parametrize("victim", ["emulated", "rlkit.serving.proxy", "time.sleep"])
+def test_a_killed_job_ends_the_run(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], victim: str
+) -> None:
+    trainer(WAITS)
+
+    def kill_one() -> None:
+        next(p for p in living_jobs() if any(victim in part for part in p.cmdline())).kill()
+
+    name = {"emulated": "replica-0", "rlkit.serving.proxy": "proxy", "time.sleep": "trainer"}[victim]
+    with pytest.raises(RunFailed, match=f"{name} was killed by SIGKILL"):
+        launch(recipe, folder, Recorder(kill_one))
+    assert living_jobs() == []
+
+
+def test_a_replica_that_turns_unhealthy_ends_the_run(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(WAITS)
+    monkeypatch.setattr(local, "HEALTH_EVERY_S", 0.05)
+    monkeypatch.setattr(local, "healthy", lambda client: training.is_set() is False)
+    training = threading.Event()
+    with pytest.raises(RunFailed, match="no longer answers /health"):
+        launch(recipe, folder, Recorder(training.set))
+    assert living_jobs() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], number: signal.Signals
+) -> None:
+    trainer(WAITS)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        launch(recipe, folder, Recorder(lambda: os.kill(os.getpid(), number)))
+    assert read_state(folder)["status"] == "stopped"
+    assert living_jobs() == []
+
+
+def test_a_replica_that_cannot_start_is_told_at_once(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(WAITS)
+    monkeypatch.setattr(local, "vllm_command", lambda *_, **__: [sys.executable, "-c", "raise SystemExit('no GPU')"])
+    with pytest.raises(RunFailed, match=r"replica-0 exited with code 1.*\nno GPU"):
+        launch(recipe, folder)
+    assert living_jobs() == []
+
+
+def test_another_recipe_in_the_same_folder_is_refused(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]
+) -> None:
+    trainer(CRASHES)
+    with pytest.raises(RunFailed):
+        launch(recipe, folder)
+    with pytest.raises(BadInput, match=r"another recipe \(train\.learning_rate: 0\.01 -> 0\.5\)"):
+        launch(recipe.with_overrides(["train.learning_rate=0.5"]), folder)
+
+
+def test_the_same_folder_resumes_from_its_checkpoint(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(CRASHES)
+    with pytest.raises(RunFailed):
+        launch(recipe, folder)
+    checkpoint = folder.shared / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    trainer(FINISHES)
+    seen: list[object] = []
+    command = local.trainer_command
+
+    def remember(*arguments: object) -> list[str]:
+        seen.append(arguments[-1])
+        return command(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "trainer_command", remember)
+    recorder = Recorder()
+    launch(recipe, folder, recorder)
+    assert seen == [checkpoint]
+    assert "training, resumed from checkpoint-2" in [event.text for event in recorder.events]
+
+
+def test_an_engine_that_cannot_run_says_so(recipe: Recipe, folder: RunFolder) -> None:
+    with pytest.raises(BadInput, match="engine: 'hf' cannot run yet"):
+        launch(recipe.with_overrides(["engine=hf"]), folder)
+    assert not folder.path.exists()
