@@ -241,7 +241,8 @@ def _write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-async def _run_until_stopped(config: ProxyConfig) -> None:
+async def run_until_stopped(config: ProxyConfig) -> None:
+    """Serve until SIGTERM or SIGINT; says on stdout where it listens. Raises BadInput when it cannot."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -259,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_proxy_config(parser.parse_args(arguments).config)
         if config.exit_with_parent:
             exit_with_parent()
-        asyncio.run(_run_until_stopped(config))
+        asyncio.run(run_until_stopped(config))
     except BadInput as problem:
         print(f"proxy: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -66,6 +66,14 @@ class ProxyConfig(BaseModel):
         return token
 
 
+def parse_proxy_config(data: dict[str, Any], source: str) -> ProxyConfig:
+    """A configuration from plain data. Raises BadInput naming `source` and the field."""
+    try:
+        return ProxyConfig.model_validate(data)
+    except ValidationError as error:
+        raise BadInput(f"{source}: {_in_one_line(error)}") from None
+
+
 def load_proxy_config(path: Path) -> ProxyConfig:
     """Read a configuration file. Raises BadInput in one line."""
     try:
@@ -73,5 +81,9 @@ def load_proxy_config(path: Path) -> ProxyConfig:
     except OSError as error:
         raise BadInput(f"{path}: cannot read the proxy's configuration: {error.strerror}") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()]
-        raise BadInput(f"{path}: {'; '.join(problems)}") from None
+        raise BadInput(f"{path}: {_in_one_line(error)}") from None
+
+
+def _in_one_line(error: ValidationError) -> str:
+    problems = [f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()]
+    return "; ".join(problems)

@@ -1,0 +1,284 @@
+"""The command line: reads options, calls one function, prints what it returns.
+
+Commands import what they need when they run, so that `rlkit --help` and `rlkit check` start at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rlkit import terminal
+from rlkit.errors import BadInput, RlkitError, RunFailed
+
+if TYPE_CHECKING:
+    from rlkit.preflight import Finding
+    from rlkit.recipe import Recipe
+    from rlkit.run_folder import RunFolder
+
+RUNS = Path("runs/out")
+INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended: 128 + SIGINT
+
+
+class _OneLineErrors(typer.core.TyperGroup):
+    """A mistake is told in one line, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RlkitError as error:
+            terminal.print_error(str(error))
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            terminal.print_error("stopped")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    help="Why is this asynchronous GRPO run slow, and what to change.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
+Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")]
+Source = Annotated[str | None, typer.Option(help="A trackio server's URL or a Space, else this machine.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    recipe_file: RecipeFile,
+    engine: Engine = None,
+    overrides: Set = None,
+    name: Annotated[str | None, typer.Option(help="The run's folder, under runs/out/.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The run's folder, anywhere.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue this recipe's newest run, or the named.")] = False,
+    report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe, then say what bounded it. The same folder again continues its run."""
+    from rlkit.engines import launch
+    from rlkit.progress import open_progress
+    from rlkit.results import keep_metrics, write_results
+
+    if recipe_file.is_dir():
+        if name or folder:
+            raise BadInput(f"{recipe_file}: is a run's folder already, leave --name and --folder out")
+        recipe_file, folder, resume = recipe_file / "recipe.yaml", recipe_file, True
+    recipe = _load(recipe_file, engine, overrides)
+    target = _choose_folder(recipe, name, folder, resume)
+    findings = _findings(recipe, target.path)
+    terminal.print_findings(findings, terminal.err)
+    _stop_at_errors(findings)
+    about = f"{recipe.name} in {target.path}: {recipe.train.steps} steps, engine {recipe.engine}"
+    terminal.say(about, terminal.err)
+    try:
+        with open_progress(terminal.err) as progress:
+            outcome = launch(recipe, target, progress)
+    except (RunFailed, KeyboardInterrupt):
+        kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
+        terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
+        raise
+    verdict = write_results(recipe, target, report)
+    if as_json:
+        ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
+        page = str(target.report) if report else None
+        terminal.print_json(ended | {"report": page, "verdict": verdict.model_dump(mode="json")})
+        return
+    terminal.print_verdict(verdict, evidence=False)
+    if report:
+        terminal.say(f"Report: {target.report}")
+
+
+@app.command()
+def check(recipe_file: RecipeFile, engine: Engine = None, overrides: Set = None, as_json: AsJson = False) -> None:
+    """Say what would go wrong with a recipe on this machine; start nothing."""
+    from dataclasses import asdict
+
+    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, engine, overrides)
+    findings = _findings(recipe, RUNS)
+    if as_json:
+        terminal.print_json({"recipe": recipe.name, "findings": [asdict(finding) for finding in findings]})
+    elif findings:
+        terminal.print_findings(findings)
+    else:
+        terminal.say(f"{recipe_file}: nothing to change")
+    _stop_at_errors(findings)
+
+
+@app.command()
+def diagnose(
+    project: Annotated[str, typer.Argument(help="A trackio project, or the folder of a run.")],
+    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
+    source: Source = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what bounded a run, and why."""
+    from rlkit.diagnosis import diagnose as diagnose_frame
+    from rlkit.results import read_run
+    from rlkit.run_folder import RunFolder
+    from rlkit.tracking import load_run
+
+    if Path(project).is_dir():
+        if name or source:
+            raise BadInput(f"{project}: is a run's folder, leave --run and --source out")
+        logged, recipe = read_run(RunFolder(Path(project)))
+        verdict = diagnose_frame(logged.frame, recipe)
+    else:
+        logged = load_run(project, name, source=source)
+        verdict = diagnose_frame(logged.frame, logged.recipe)
+    if as_json:
+        about = {"project": logged.project, "run": logged.name}
+        terminal.print_json(about | {"verdict": verdict.model_dump(mode="json")})
+    else:
+        terminal.print_verdict(verdict, evidence=True)
+
+
+@app.command()
+def report(
+    subject: Annotated[str, typer.Argument(metavar="NOTEBOOK|RUN", help="A notebook, a run's folder, or its name.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file.")] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("-p", metavar="NAME=VALUE", help="A notebook's parameter; repeatable.")
+    ] = None,
+) -> None:
+    """Render a notebook, or a run's report, as one HTML file that opens offline."""
+    from rlkit.report import render_notebook, report_run
+    from rlkit.run_folder import RunFolder
+
+    if subject.endswith(".ipynb"):
+        notebook = Path(subject)
+        values = dict(_parameter(text) for text in parameters or [])
+        written = render_notebook(notebook, values, out or RUNS / f"{notebook.stem}.html")
+    elif parameters:
+        raise BadInput(f"-p {parameters[0]}: only a notebook takes parameters, {subject!r} is not one (*.ipynb)")
+    else:
+        folder = next((path for path in (Path(subject), RUNS / subject) if path.is_dir()), None)
+        if folder is None:
+            raise BadInput(f"{subject}: neither a notebook (*.ipynb), nor a run's folder, nor a run under {RUNS}")
+        written = report_run(RunFolder(folder), out)
+    terminal.say(str(written))
+
+
+@app.command()
+def runs(
+    project: Annotated[str, typer.Argument(help="A trackio project.")], source: Source = None, as_json: AsJson = False
+) -> None:
+    """List the runs of a trackio project, oldest first."""
+    from rich.table import Table
+
+    from rlkit.tracking import list_runs
+
+    frame = list_runs(project, source)
+    if as_json:
+        print(frame.to_json(orient="records", date_format="iso", indent=2))
+        return
+    table = Table("run", "steps", "started (UTC)", "last update (UTC)", box=None)
+    for row in frame.to_dict("records"):
+        times = (f"{row[column]:%Y-%m-%d %H:%M}" for column in ("created", "last_update"))
+        table.add_row(str(row["name"]), str(row["steps"]), *times)
+    terminal.out.print(table)
+
+
+@app.command()
+def proxy(
+    replicas: Annotated[list[str], typer.Option("--replica", metavar="URL", help="A vLLM server; repeatable.")],
+    recipe_file: Annotated[
+        Path | None, typer.Option("--recipe", help="Takes routing, transport and max_loras from it.")
+    ] = None,
+    overrides: Set = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    token_env: Annotated[str | None, typer.Option(help="The variable with the token the replicas want.")] = None,
+    stats_file: Annotated[Path | None, typer.Option(help="Where to write the counters as JSON.")] = None,
+) -> None:
+    """Serve several vLLM servers as one, with every adapter on each, until stopped."""
+    import asyncio
+
+    from rlkit.serving.proxy import run_until_stopped
+    from rlkit.serving.proxy_config import parse_proxy_config
+
+    settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
+    settings |= {"token_env": token_env, "stats_file": stats_file}
+    if recipe_file is not None:
+        recipe = _load(recipe_file, None, overrides)
+        settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
+    elif overrides:
+        raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")
+    asyncio.run(run_until_stopped(parse_proxy_config(settings, "proxy")))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed, and what would not work here and why."""
+    from rlkit.doctor import examine
+
+    lines = examine()
+    if as_json:
+        terminal.print_json([line.to_dict() for line in lines])
+    else:
+        terminal.print_lines(lines)
+    if any(line.state == "fail" for line in lines):
+        raise typer.Exit(1)
+
+
+def _load(path: Path, engine: str | None, overrides: list[str] | None) -> Recipe:
+    from rlkit.recipe import load_recipe
+
+    chosen = [f"engine={engine}"] if engine else []
+    return load_recipe(path, [*chosen, *(overrides or [])])
+
+
+def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume: bool) -> RunFolder:
+    """The folder that was named, else a new one (`<recipe>`, `<recipe>-2`, ...); with `resume` the newest of those."""
+    from rlkit.run_folder import RunFolder
+
+    if name and folder:
+        raise BadInput("--name and --folder: give one of them")
+    if name and Path(name).name != name:
+        raise BadInput(f"--name {name}: a name of a folder under {RUNS}, use --folder for another place")
+    chosen = folder or (RUNS / name if name else None)
+    if chosen is None and resume:
+        named_so = re.compile(rf"{re.escape(recipe.name)}(-\d+)?")
+        earlier = [file for file in RUNS.glob("*/recipe.yaml") if named_so.fullmatch(file.parent.name)]
+        if not earlier:
+            raise BadInput(f"--resume: there is no run of {recipe.name} under {RUNS}")
+        chosen = max(earlier, key=lambda file: file.stat().st_mtime).parent
+    if chosen is None:
+        names = itertools.chain([recipe.name], (f"{recipe.name}-{count}" for count in itertools.count(2)))
+        chosen = next(RUNS / free for free in names if not (RUNS / free).exists())
+    elif resume and not (chosen / "recipe.yaml").exists():
+        raise BadInput(f"--resume: {chosen} holds no run")
+    return RunFolder(chosen)
+
+
+def _findings(recipe: Recipe, folder: Path) -> list[Finding]:
+    from rlkit import preflight
+
+    return preflight.check(recipe, preflight.gather_facts(recipe, folder))
+
+
+def _stop_at_errors(findings: list[Finding]) -> None:
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(BadInput.exit_code)
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise BadInput(f"-p {text}: expected name=value")
+    try:
+        return name, YAML(typ="safe", pure=True).load(value) if value else ""
+    except YAMLError:
+        raise BadInput(f"-p {text}: {value!r} is not a YAML value") from None

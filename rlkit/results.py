@@ -1,0 +1,56 @@
+"""What a run leaves in its folder once it is over: its metrics, the verdict, the report."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rlkit.errors import BadInput, RlkitError
+from rlkit.recipe import Recipe, load_recipe
+from rlkit.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlkit.diagnosis import Verdict
+    from rlkit.tracking import Run
+
+
+def write_results(recipe: Recipe, folder: RunFolder, report: bool = True) -> Verdict:
+    """Read the run back from trackio; write its metrics, verdict and, with `report`, the HTML. Raises RlkitError."""
+    from rlkit.diagnosis import diagnose
+
+    run = _save_metrics(recipe, folder)
+    verdict = diagnose(run.frame, run.recipe or recipe)
+    folder.verdict.write_text(json.dumps(verdict.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    if report:
+        from rlkit.report import report_run
+
+        report_run(folder)
+    return verdict
+
+
+def keep_metrics(recipe: Recipe, folder: RunFolder) -> bool:
+    """Save what an interrupted run has logged; False when there is nothing yet."""
+    with suppress(RlkitError):
+        _save_metrics(recipe, folder)
+        return True
+    return False
+
+
+def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
+    """A run and its recipe from its folder: the saved metrics, else trackio's. Raises BadInput."""
+    from rlkit.tracking import load_frame, load_run
+
+    if not folder.recipe.is_file():
+        raise BadInput(f"{folder.path}: not a run folder, it has no {folder.recipe.name}")
+    recipe = load_recipe(folder.recipe)
+    run = load_frame(folder.metrics) if folder.metrics.exists() else load_run(recipe.tracking.project, folder.name)
+    return run, recipe
+
+
+def _save_metrics(recipe: Recipe, folder: RunFolder) -> Run:
+    from rlkit.tracking import load_run, save_frame
+
+    run = load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id)
+    save_frame(run, folder.metrics)
+    return run

@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_runs import recorded
+from typer.testing import CliRunner, Result
+
+import rlkit.engines
+import rlkit.report
+from rlkit import preflight
+from rlkit.cli import app
+from rlkit.engines import Event, Outcome
+from rlkit.errors import BadInput, RunFailed
+from rlkit.recipe import Recipe, load_recipe
+from rlkit.run_folder import RunFolder
+from rlkit.tracking import write_run
+
+ROOT = Path(__file__).parents[1]
+LOCAL = str(ROOT / "runs" / "local.yaml")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, on a machine that suits every recipe."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    facts = preflight.MachineFacts(reward_problem=None)
+    monkeypatch.setattr(preflight, "gather_facts", lambda recipe, folder: facts)
+    return folder
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, RunFolder]]:
+    """An engine that logs the recorded run to trackio; what it was asked to launch."""
+    calls: list[tuple[Recipe, RunFolder]] = []
+
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None]) -> Outcome:
+        calls.append((recipe, folder))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.recipe.write_text(recipe.to_yaml())
+        on_event(Event("phase", text="training"))
+        log_run(recipe, folder.name)
+        on_event(Event("step", step=50, total=50, metrics={"reward": 0.9}))
+        return Outcome(folder, 50, 12.5)
+
+    monkeypatch.setattr(rlkit.engines, "launch", launch)
+    monkeypatch.setattr(rlkit.report, "report_run", write_page)
+    return calls
+
+
+def write_page(folder: RunFolder, out: Path | None = None) -> Path:
+    """In the place of a notebook that takes seconds."""
+    page = out or folder.report
+    assert folder.verdict.exists()
+    page.write_text("<html>")
+    return page
+
+
+def log_run(recipe: Recipe, name: str) -> None:
+    frame = recorded("trainer-bound-run").drop(columns="timestamp").reset_index().astype(float)
+    rows = [{str(key): value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
+    write_run(recipe.tracking.project, name, rows, config={"recipe": recipe.to_dict()})
+
+
+def rlkit_(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def one_error(result: Result, exit_code: int = 2) -> str:
+    """The one line that a command was refused with."""
+    assert result.exit_code == exit_code, result.output
+    assert result.stdout == ""
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+# run
+
+
+def test_a_run_ends_with_the_verdict_the_next_action_and_the_report(launched: list[Any], checkout: Path) -> None:
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 0, result.output
+    ((recipe, folder),) = launched
+    assert recipe == load_recipe(LOCAL)
+    assert folder.path == Path("runs/out/local")
+    headline, action, report = result.stdout.splitlines()
+    assert headline.startswith("Trainer-bound: ")
+    assert action.startswith("Next: ")
+    assert report == "Report: runs/out/local/report.html"
+    assert "training" in result.stderr
+    assert "step 50/50  reward 0.90" in result.stderr
+    assert json.loads(folder.verdict.read_text())["bound"] == "trainer"
+    assert folder.metrics.exists()
+    assert folder.report.exists()
+
+
+def test_a_second_run_has_a_folder_of_its_own(launched: list[Any]) -> None:
+    for _ in range(3):
+        assert rlkit_("run", LOCAL).exit_code == 0
+    assert [folder.name for _, folder in launched] == ["local", "local-2", "local-3"]
+
+
+def test_overrides_and_the_engine_reach_the_recipe(launched: list[Any]) -> None:
+    result = rlkit_("run", LOCAL, "--engine", "sim", "--set", "train.steps=7", "--set", "name=mine")
+    assert result.exit_code == 0, result.output
+    recipe, folder = launched[0]
+    assert (recipe.engine, recipe.train.steps, folder.name) == ("sim", 7, "mine")
+
+
+def test_json_is_all_there_is_on_stdout(launched: list[Any]) -> None:
+    result = rlkit_("run", LOCAL, "--name", "mine", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["folder"] == "runs/out/mine"
+    assert (answer["steps"], answer["seconds"]) == (50, 12.5)
+    assert answer["report"] == "runs/out/mine/report.html"
+    assert answer["verdict"]["bound"] == "trainer"
+
+
+def test_a_run_without_its_report(launched: list[Any]) -> None:
+    result = rlkit_("run", LOCAL, "--no-report")
+    assert result.exit_code == 0
+    assert "Report" not in result.stdout
+    assert not launched[0][1].report.exists()
+
+
+def test_the_same_folder_again_continues_its_run(launched: list[Any], tmp_path: Path) -> None:
+    folder = str(tmp_path / "elsewhere")
+    for arguments in ([LOCAL, "--folder", folder], [LOCAL, "--folder", folder, "--resume"], [folder]):
+        assert rlkit_("run", *arguments).exit_code == 0
+    assert [str(run.path) for _, run in launched] == [folder] * 3
+    assert launched[0][0] == launched[2][0]
+
+
+def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
+    for name in ("local", "local-2", "local-cold"):
+        rlkit_("run", LOCAL, "--name", name)
+    assert rlkit_("run", LOCAL, "--resume").exit_code == 0
+    assert launched[-1][1].name == "local-2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--resume"], "there is no run of local under runs/out"),
+        (["--resume", "--name", "x"], "runs/out/x holds no run"),
+        (["--name", "x", "--folder", "y"], "give one of them"),
+        (["--name", "../x"], "--name ../x: a name of a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_meant(launched: list[Any], arguments: list[str], words: str) -> None:
+    assert words in one_error(rlkit_("run", LOCAL, *arguments))
+    assert launched == []
+
+
+def test_a_runs_folder_needs_no_other_name(launched: list[Any]) -> None:
+    rlkit_("run", LOCAL)
+    assert "leave --name and --folder out" in one_error(rlkit_("run", "runs/out/local", "--name", "x"))
+
+
+def test_a_folder_without_a_run_is_not_a_recipe(launched: list[Any], checkout: Path) -> None:
+    (checkout / "empty").mkdir()
+    assert "empty/recipe.yaml: cannot read the recipe" in one_error(rlkit_("run", "empty"))
+    assert launched == []
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, logged: bool) -> None:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None]) -> Outcome:
+        folder.path.mkdir(parents=True)
+        folder.recipe.write_text(recipe.to_yaml())
+        if logged:
+            log_run(recipe, folder.name)
+        raise error
+
+    monkeypatch.setattr(rlkit.engines, "launch", launch)
+
+
+def test_a_run_that_fails_keeps_its_metrics_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RunFailed("replica-1 was killed (signal 9); its last log lines (x.log):\nout of memory"), True)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert lines[-3:] == [
+        "metrics so far: runs/out/local/metrics.parquet; continue with: rlkit run runs/out/local",
+        "error: replica-1 was killed (signal 9); its last log lines (x.log):",
+        "out of memory",
+    ]
+    assert Path("runs/out/local/metrics.parquet").exists()
+
+
+def test_a_run_that_fails_before_its_first_step_has_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RunFailed("replica-0 ended"), logged=False)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 3
+    assert "metrics so far" not in result.stderr
+    assert "continue with: rlkit run runs/out/local" in result.stderr
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyboardInterrupt(), logged=True)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 130
+    assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: stopped"
+    assert Path("runs/out/local/metrics.parquet").exists()
+
+
+def test_what_the_engine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, BadInput("runs/out/local: a run is going on here"), logged=False)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 2
+    assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: runs/out/local: a run is going on here"
+    assert "continue with" not in result.stderr
+
+
+# Bad input: one line, exit code 2, nothing started. `check` refuses the same.
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "recipe.yaml: cannot read the recipe: No such file or directory"),
+        ("name: [open", "broken YAML (line 1"),
+        (f"extends: {LOCAL}\nlearning_rat: 1", "learning_rat: unknown field"),
+        (f"extends: {LOCAL}\ntrain: {{steps: fifty}}", "train.steps: input should be a valid integer, got 'fifty'"),
+        (f"extends: {LOCAL}\nname: a\nname: b", "duplicate key"),
+    ],
+)
+def test_a_bad_recipe(command: str, content: str | None, words: str, launched: list[Any], checkout: Path) -> None:
+    if content is not None:
+        (checkout / "recipe.yaml").write_text(content)
+    assert words in one_error(rlkit_(command, "recipe.yaml"))
+    assert launched == []
+    assert not (checkout / "runs").exists()
+
+
+@pytest.mark.parametrize("override", ["train.steps", "train.stepz=3", "train.steps=many"])
+def test_a_bad_override(override: str, launched: list[Any], checkout: Path) -> None:
+    one_error(rlkit_("run", LOCAL, "--set", override))
+    assert launched == []
+    assert not (checkout / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("reward=nowhere:score", "reward: cannot import 'nowhere:score'"),
+        ("model.name=./model", "model.name: model has no tokenizer"),
+        ("data.name=rows.jsonl", "data.name: rows.jsonl does not exist"),
+        ("serve.max_loras=5", "serve.max_loras: 5 slots, and max_staleness 4 needs 6"),
+    ],
+)
+def test_what_preflight_finds_starts_nothing(
+    override: str, words: str, launched: list[Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(rlkit.engines, "launch", lambda *_: launched.append(_))
+    (checkout / "model").mkdir()
+    (checkout / "model" / "config.json").write_text("{}")
+    assert words in one_error(rlkit_("run", LOCAL, "--set", override))
+    assert launched == []
+    assert not (checkout / "runs").exists()
+
+
+def test_all_errors_are_told_at_once(launched: list[Any]) -> None:
+    result = rlkit_("run", LOCAL, "--set", "serve.max_loras=5", "--set", "lora.use_dora=true")
+    assert result.exit_code == 2
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == ["serve.max_loras", "lora.use_dora"]
+    assert launched == []
+
+
+def test_a_warning_does_not_stop_a_run(launched: list[Any]) -> None:
+    result = rlkit_("run", LOCAL, "--set", "rollout.max_inflight_tasks=500")
+    assert result.exit_code == 0
+    assert "warning: rollout.max_inflight_tasks: 500 in flight" in ANSI.sub("", result.stderr)
+    assert len(launched) == 1
+
+
+# check
+
+
+def test_check_says_when_there_is_nothing_to_change() -> None:
+    result = rlkit_("check", LOCAL)
+    assert (result.exit_code, result.stdout) == (0, f"{LOCAL}: nothing to change\n")
+
+
+def test_check_as_json() -> None:
+    result = rlkit_("check", LOCAL, "--set", "serve.max_loras=5", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 2
+    assert answer["recipe"] == "local"
+    assert [set(finding) for finding in answer["findings"]] == [{"severity", "field", "message", "fix"}]
+
+
+def test_check_with_warnings_alone_succeeds() -> None:
+    result = rlkit_("check", LOCAL, "--set", "train.token_budget=64")
+    assert result.exit_code == 0
+    assert ANSI.sub("", result.stdout).startswith("warning: train.token_budget: 64")
+
+
+# diagnose, runs, report
+
+
+@pytest.fixture
+def logged() -> Recipe:
+    recipe = load_recipe(LOCAL)
+    log_run(recipe, "first")
+    return recipe
+
+
+def test_diagnose_a_project(logged: Recipe) -> None:
+    result = rlkit_("diagnose", "local")
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0, result.output
+    assert lines[0].startswith("Trainer-bound: ")
+    assert any(line.startswith("  Of a step: forward backward") for line in lines)
+    assert lines[-2].startswith("  Confidence: ")
+    assert lines[-1].startswith("Next: ")
+
+
+def test_diagnose_as_json(logged: Recipe) -> None:
+    answer = json.loads(rlkit_("diagnose", "local", "--run", "first", "--json").stdout)
+    assert (answer["project"], answer["run"], answer["verdict"]["bound"]) == ("local", "first", "trainer")
+
+
+def test_diagnose_a_runs_folder_reads_what_is_in_it(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    rlkit_("run", LOCAL)
+    monkeypatch.setenv("TRACKIO_DIR", "/nowhere")
+    result = rlkit_("diagnose", "runs/out/local")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Trainer-bound: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["diagnose", "nothing-here"], "nothing-here"),
+        (["diagnose", "local", "--run", "second"], "second"),
+        (["runs", "nothing-here"], "nothing-here"),
+        (["diagnose", ".", "--run", "x"], "leave --run and --source out"),
+        (["diagnose", "."], "not a run folder, it has no recipe.yaml"),
+        (["report", "nothing"], "nothing: neither a notebook"),
+        (["report", "gone.ipynb"], "gone.ipynb"),
+        (["report", ".", "-p", "a=1"], "only a notebook takes parameters"),
+        (["report", "n.ipynb", "-p", "a"], "-p a: expected name=value"),
+        (["report", "n.ipynb", "-p", "a=[1"], "-p a=[1: '[1' is not a YAML value"),
+        (["proxy", "--replica", "localhost:8000"], "replicas"),
+        (["proxy", "--replica", "http://h:1", "--port", "70000"], "port"),
+        (["proxy", "--replica", "http://h:1", "--set", "a=1"], "give one with --recipe"),
+        (["proxy", "--replica", "http://h:1", "--token-env", "NOT_SET"], "NOT_SET is not set"),
+    ],
+)
+def test_what_does_not_exist_is_named(logged: Recipe, arguments: list[str], words: str) -> None:
+    assert words in one_error(rlkit_(*arguments))
+
+
+def test_a_run_of_nothing_but_nan_is_refused() -> None:
+    write_run("broken", "nan", [{"global_step": 1.0, "perf/step_s": float("nan")}])
+    assert "only NaN" in one_error(rlkit_("diagnose", "broken"))
+
+
+def test_runs_are_listed(logged: Recipe) -> None:
+    log_run(logged, "second")
+    lines = rlkit_("runs", "local").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "first", "second"]
+    answer = json.loads(rlkit_("runs", "local", "--json").stdout)
+    assert [row["name"] for row in answer] == ["first", "second"]
+
+
+def test_report_of_a_run_by_folder_or_name(launched: list[Any], tmp_path: Path) -> None:
+    rlkit_("run", LOCAL)
+    assert rlkit_("report", "runs/out/local").stdout == "runs/out/local/report.html\n"
+    assert rlkit_("report", "local", "--out", str(tmp_path / "x.html")).stdout == f"{tmp_path / 'x.html'}\n"
+
+
+def test_report_gives_a_notebook_its_parameters_with_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def render(notebook: Path, parameters: dict[str, Any], out: Path) -> Path:
+        given.append((notebook, parameters))
+        return out
+
+    monkeypatch.setattr(rlkit.report, "render_notebook", render)
+    result = rlkit_("report", "n/a.ipynb", "-p", "steps=3", "-p", "rate=1e-3", "-p", "name=007x", "-p", "empty=")
+    assert result.stdout == "runs/out/a.html\n"
+    assert given == [(Path("n/a.ipynb"), {"steps": 3, "rate": 1e-3, "name": "007x", "empty": ""})]
+
+
+def test_the_proxy_takes_its_rules_from_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+
+    async def run_until_stopped(config: Any) -> None:
+        served.append(config)
+
+    monkeypatch.setattr("rlkit.serving.proxy.run_until_stopped", run_until_stopped)
+    overrides = ["--set", "transport.retry_s=0.25", "--set", "serve.max_loras=8"]
+    result = rlkit_("proxy", "--replica", "http://a:1/", "--replica", "http://b:1", "--recipe", LOCAL, *overrides)
+    assert result.exit_code == 0, result.output
+    (config,) = served
+    assert config.replicas == ["http://a:1", "http://b:1"]
+    assert (config.transport.retry_s, config.max_loras, config.exit_with_parent) == (0.25, 8, False)
+
+
+# doctor, and the program itself
+
+
+def test_doctor_as_json_and_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit import doctor
+
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Line("a", "ok", "[fine]"), doctor.Line("long", "note", "x")])
+    assert rlkit_("doctor").stdout.splitlines() == ["ok   a     [fine]", "note long  x"]
+    assert json.loads(rlkit_("doctor", "--json").stdout)[0] == {"name": "a", "state": "ok", "text": "[fine]"}
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Line("a", "fail", "x")])
+    assert rlkit_("doctor").exit_code == 1
+
+
+def test_help_and_check_import_nothing_heavy() -> None:
+    """A second of start-up is what makes people stop asking."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from rlkit.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        f"assert CliRunner().invoke(app, ['check', {LOCAL!r}]).exit_code in (0, 2)\n"
+        "print(sorted({'torch', 'transformers', 'trl', 'vllm', 'pandas', 'plotly', 'papermill'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+
+
+def test_every_command_has_a_help_page() -> None:
+    for command in ("run", "check", "diagnose", "report", "runs", "proxy", "doctor"):
+        assert rlkit_(command, "--help").exit_code == 0

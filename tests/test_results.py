@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_runs import recipe as recorded_recipe
+from recorded_runs import recorded
+
+from rlkit.errors import BadInput
+from rlkit.results import keep_metrics, read_run, write_results
+from rlkit.run_folder import RunFolder
+from rlkit.tracking import load_frame, write_run
+
+RECIPE = recorded_recipe()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run folder with a recipe, whose run trackio does not know yet."""
+    folder = RunFolder(tmp_path / "mine")
+    folder.path.mkdir()
+    folder.recipe.write_text(RECIPE.to_yaml())
+    return folder
+
+
+def log(steps: int) -> None:
+    frame = recorded("trainer-bound-run").head(steps).drop(columns="timestamp").reset_index().astype(float)
+    rows = [{str(key): value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
+    write_run(RECIPE.tracking.project, "mine", rows, config={"recipe": RECIPE.to_dict()})
+
+
+def test_results_are_the_metrics_and_the_verdict(folder: RunFolder) -> None:
+    log(14)
+    verdict = write_results(RECIPE, folder, report=False)
+    assert json.loads(folder.verdict.read_text()) == verdict.model_dump(mode="json")
+    assert verdict.bound == "trainer"
+    run = load_frame(folder.metrics)
+    assert (run.name, len(run.frame), run.recipe) == ("mine", 14, RECIPE)
+    assert not folder.report.exists()
+
+
+def test_a_run_that_trackio_does_not_know_has_no_results(folder: RunFolder) -> None:
+    with pytest.raises(BadInput, match="recorded"):
+        write_results(RECIPE, folder, report=False)
+    assert keep_metrics(RECIPE, folder) is False
+    assert not folder.metrics.exists()
+
+
+def test_what_an_interrupted_run_logged_is_kept(folder: RunFolder) -> None:
+    log(2)
+    assert keep_metrics(RECIPE, folder) is True
+    assert len(load_frame(folder.metrics).frame) == 2
+
+
+def test_a_run_is_read_from_its_folder_and_else_from_trackio(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(3)
+    run, recipe = read_run(folder)
+    assert (len(run.frame), recipe) == (3, RECIPE)
+    keep_metrics(RECIPE, folder)
+    monkeypatch.setenv("TRACKIO_DIR", "/nowhere")
+    assert len(read_run(folder)[0].frame) == 3
+
+
+def test_a_folder_without_a_recipe_is_not_a_runs(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"not a run folder, it has no recipe\.yaml"):
+        read_run(RunFolder(tmp_path))
