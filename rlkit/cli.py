@@ -253,8 +253,12 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
             raise BadInput(f"--resume: there is no run of {recipe.name} under {RUNS}")
         chosen = max(earlier, key=lambda file: file.stat().st_mtime).parent
     if chosen is None:
+        from rlkit.results import logged_names
+
+        # Another checkout may have logged runs to the same trackio project.
+        taken = logged_names(recipe)
         names = itertools.chain([recipe.name], (f"{recipe.name}-{count}" for count in itertools.count(2)))
-        chosen = next(RUNS / free for free in names if not (RUNS / free).exists())
+        chosen = next(RUNS / free for free in names if free not in taken and not (RUNS / free).exists())
     elif resume and not (chosen / "recipe.yaml").exists():
         raise BadInput(f"--resume: {chosen} holds no run")
     return RunFolder(chosen)

@@ -48,6 +48,15 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     return run, recipe
 
 
+def logged_names(recipe: Recipe) -> set[str]:
+    """Names of the runs that the recipe's trackio project already has."""
+    from rlkit.tracking import list_runs
+
+    with suppress(BadInput):  # there is no such project yet
+        return set(list_runs(recipe.tracking.project, recipe.tracking.space_id)["name"])
+    return set()
+
+
 def _save_metrics(recipe: Recipe, folder: RunFolder) -> Run:
     from rlkit.tracking import load_run, save_frame
 

@@ -111,6 +111,14 @@ def test_a_second_run_has_a_folder_of_its_own(launched: list[Any]) -> None:
     assert [folder.name for _, folder in launched] == ["local", "local-2", "local-3"]
 
 
+def test_a_name_that_trackio_knows_from_elsewhere_is_not_taken_again(launched: list[Any]) -> None:
+    for name in ("local", "local-3"):
+        log_run(load_recipe(LOCAL), name)
+    for _ in range(2):
+        assert rlkit_("run", LOCAL).exit_code == 0
+    assert [folder.name for _, folder in launched] == ["local-2", "local-4"]
+
+
 def test_overrides_and_the_engine_reach_the_recipe(launched: list[Any]) -> None:
     result = rlkit_("run", LOCAL, "--engine", "sim", "--set", "train.steps=7", "--set", "name=mine")
     assert result.exit_code == 0, result.output
