@@ -1,0 +1,149 @@
+"""A run's frame in, a verdict out: what bounds the run, the evidence, and what to change.
+
+In asynchronous GRPO two machines feed each other through a queue of bounded size, and whichever is slower shows in
+it: with a slow trainer the queue is full, rollouts are held back and the trainer never waits; with slow generation the
+queue is empty and the trainer waits. Both signs must agree. What is missing or contradicts itself makes the verdict
+`undetermined`, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from rlkit.causes import generation_cause, shorten_sync, sync_is_large, trainer_cause
+from rlkit.evidence import PHASE_WORDS, Evidence, evidence_of
+from rlkit.judgement import (
+    LOG_METRICS,
+    MIN_STEPS,
+    Judgement,
+    judge,
+    queue_state,
+    queue_words,
+    undetermined,
+    wait_words,
+)
+from rlkit.recipe import Recipe
+from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
+from rlkit.wording import number, percent
+
+__all__ = ["Evidence", "Verdict", "diagnose"]
+
+# One of these has to be there; each of the rules needs at least two.
+DECISIVE = ("perf/rollout_wait_s", "sample/rollout_queue_size", "rollout/inflight", "perf/fwd_bwd_s")
+
+
+class Verdict(BaseModel):
+    """What bounds a run, why, and what to do about it."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    bound: Literal["trainer", "generation", "balanced", "undetermined"]
+    reason: str  # what decided, or why nothing could
+    confidence: Literal["high", "medium", "low"]
+    headline: str  # one sentence
+    cause: str | None  # what holds the slower side back; None when no side is slower
+    next_action: str  # one sentence naming the recipe's field
+    evidence: list[Evidence]
+    shares: dict[str, float]  # forward_backward, rollout_wait, weight_sync, optimizer, other: sum 1; empty when unknown
+    signals: dict[str, float | None]
+    steps: int  # settled steps that the verdict rests on
+
+
+def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None) -> Verdict:
+    """What bounds the run in `frame` (as `rlkit.tracking` makes it): an opinion on any frame, never an exception.
+
+    The first steps are set aside (`signals.warmup_steps`). Phases without a metric of their own in the log (an old TRL
+    has no optimizer time) count as `other` in `shares`. Without the recipe the limits are not known, and most verdicts
+    are less sure.
+    """
+    settled = settled_steps(frame, recipe)
+    signals = measure(settled, recipe)
+    judgement = _too_little(frame, signals, recipe) or judge(signals)
+    if judgement.contradicts_itself:
+        judgement = _with_halves(judgement, settled, recipe)
+    cause, action = _advice(judgement, signals, recipe)
+    return Verdict(
+        bound=judgement.bound,
+        reason=judgement.reason,
+        confidence=judgement.confidence,
+        headline=_headline(judgement, signals),
+        cause=cause,
+        next_action=action,
+        evidence=evidence_of(signals, recipe),
+        shares=signals.shares,
+        signals=signals.numbers(),
+        steps=signals.steps,
+    )
+
+
+def _too_little(frame: pd.DataFrame, signals: Signals, recipe: Recipe | None) -> Judgement | None:
+    warmup = warmup_steps(recipe)
+    wait_for_more = f"Let it run on (train.steps): a verdict needs {MIN_STEPS} steps after the first {warmup}."
+    if frame.empty:
+        return undetermined("the run has not logged a step", wait_for_more)
+    logged = [name for name in DECISIVE if name in frame]
+    if not logged:
+        return undetermined(f"the run logged none of {', '.join(DECISIVE)}", LOG_METRICS)
+    if not any(column(frame, name).notna().any() for name in logged):
+        return undetermined(f"{', '.join(logged)} never had a finite value", LOG_METRICS)
+    if signals.steps < MIN_STEPS:
+        steps = f"only {signals.steps}" if signals.steps else "none"
+        why = f"{steps} of the {len(frame)} logged steps can be used: the first {warmup} are warm-up and set aside"
+        return undetermined(why, wait_for_more)
+    return None
+
+
+def _with_halves(judgement: Judgement, settled: pd.DataFrame, recipe: Recipe | None) -> Judgement:
+    """A run that changed midway averages to a contradiction; its halves then disagree with each other."""
+    middle = len(settled) // 2
+    halves = [measure(part, recipe) for part in (settled.iloc[:middle], settled.iloc[middle:])]
+    if any(half.steps < MIN_STEPS for half in halves):
+        return judgement
+    first, second = (judge(half).bound for half in halves)
+    if first == second or "undetermined" in (first, second):
+        return judgement
+    change = f"the first half of the run is {_label(first).lower()} and the second {_label(second).lower()}"
+    return replace(judgement, reason=f"{judgement.reason}: {change}")
+
+
+def _advice(judgement: Judgement, signals: Signals, recipe: Recipe | None) -> tuple[str | None, str]:
+    """The cause, when a side is slower, and the next action."""
+    if judgement.bound == "undetermined":
+        return None, judgement.way_out
+    if judgement.bound == "trainer":
+        cause = trainer_cause(signals, recipe)
+        return cause.text, cause.next_action
+    if judgement.bound == "generation":
+        cause = generation_cause(signals, recipe)
+        return cause.text, cause.next_action
+    both = "Neither side waits long for the other: to go faster, raise serve.replicas and train.processes together"
+    return None, f"{both}; to shorten the sync, {shorten_sync(signals, recipe)}." if sync_is_large(
+        signals
+    ) else f"{both}."
+
+
+def _headline(j: Judgement, s: Signals) -> str:
+    if j.bound == "undetermined":
+        return f"Undetermined: {j.reason}."
+    if j.bound == "trainer":
+        busy = {name: share for name, share in s.shares.items() if name != "rollout_wait"}
+        phase = max(busy, key=lambda name: busy[name]) if busy else None
+        first = wait_words(s) if phase is None else f"{PHASE_WORDS[phase]} takes {percent(busy[phase])} of the step"
+        if phase is None and s.wait_share is None:
+            first = "generation is faster"
+        blocked = f"finished rollouts are held back in {percent(s.blocked_steps or 0.0)} of the steps"
+        second = queue_words(s) if queue_state(s) == "full" else blocked
+        return f"Trainer-bound: {first} and {second}."
+    if s.wait_share is None:
+        inflight = f"all {number(s.inflight or 0.0)} rollouts allowed in flight are"
+        return f"Generation-bound: {inflight}, and no finished one was ever held back."
+    queue = "" if s.queue_size is None else f" and {queue_words(s)}"
+    return f"{_label(j.bound)}: {wait_words(s)}{queue}."
+
+
+def _label(bound: str) -> str:
+    return bound.capitalize() if bound in ("balanced", "undetermined") else f"{bound.capitalize()}-bound"

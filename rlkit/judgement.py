@@ -1,0 +1,192 @@
+"""Which side of the queue is the slower one, from the signals alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlkit.signals import TIMER_SLACK, Signals
+from rlkit.wording import number, percent
+
+Bound = Literal["trainer", "generation", "balanced", "undetermined"]
+Confidence = Literal["high", "medium", "low"]
+
+# A trainer that waits for less than this is not short of samples. Published trainer-bound runs wait for under 1 % of
+# the step, a real one on two cores for 1 %; fetching a ready sample is never quite free.
+NO_WAIT = 0.05
+
+# From here on the trainer is short of samples whatever an average of the queue says: groups arrive in bursts, and a
+# mean over bursts is neither empty nor full.
+LONG_WAIT = 0.2
+
+# A queue below this is empty for practical purposes. Never 0: groups arrive whole. The published generation-bound run
+# reads 14 to 16 %, real ones 2 to 5 %.
+EMPTY = 0.25
+
+# A queue above this is full for practical purposes: stale samples are thrown out in batches, and a real trainer-bound
+# run reads between 50 % and 107 % from step to step.
+FULL = 0.6
+
+# A queue this full never ran empty within the step, so a trainer that waits in front of it contradicts the log.
+BRIM = 0.9
+
+# With less than this many steps' worth of samples the queue is empty at the end of the step, however large it may be.
+# Stands in for EMPTY when the size is unknown.
+EMPTY_STEPS = 0.5
+
+# Rollouts held back in most of the steps: generation outruns the trainer. Real trainer-bound run: in all of them;
+# generation-bound and learning runs: in none.
+MOSTLY_BLOCKED = 0.5
+
+# The trainer's appetite is an upper bound: it counts full rows (95 % in the published run 2) and prompts, which nobody
+# generates (about a tenth of a sequence there). Generation below 0.95 x 0.9 of it is short.
+SHORT_SUPPLY = 0.85
+
+# An in-flight gauge this close to its limit never ran low (it counts tasks not yet reaped).
+PINNED = 0.95
+
+# Fewer settled steps say nothing: steps of one run differ by a factor of two.
+MIN_STEPS = 3
+
+# From here on the mean of a phase that varies by half from step to step is known within about a tenth (0.5 / sqrt(20)).
+MANY_STEPS = 20
+
+
+SPLIT_RUN = "Diagnose the parts of the run on their own, before and after the queue changed."
+GIVE_RECIPE = "Diagnose the run together with its own recipe, which has rollout.queue_maxsize and the other limits."
+LOG_METRICS = "Log the run with TRL's own metrics (tracking.project, as `rlkit run` does), and diagnose it again."
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The slower side, what decided (or why nothing could), and how sure that is."""
+
+    bound: Bound
+    reason: str
+    confidence: Confidence
+    way_out: str = ""  # how to get a verdict, when there is none
+    contradicts_itself: bool = False  # no verdict for the whole run, but its parts may have one
+
+
+def undetermined(reason: str, way_out: str) -> Judgement:
+    """No verdict, why, and how to get one."""
+    return Judgement("undetermined", reason, "low", way_out)
+
+
+def judge(signals: Signals) -> Judgement:
+    """The slower side according to settled steps' signals."""
+    size, most = signals.queue_size, signals.queue_maxsize
+    if size is not None and most is not None and size > most:
+        why = f"the queue holds {number(size)} samples, which rollout.queue_maxsize {number(most)} does not allow"
+        return undetermined(f"{why}: the recipe is not that of this run", GIVE_RECIPE)
+    judgement = _without_wait(signals) if signals.wait_share is None else _with_wait(signals, signals.wait_share)
+    excess = signals.phases_over_step
+    if excess is None or excess <= TIMER_SLACK or judgement.bound == "undetermined":
+        return judgement
+    doubt = f"the phases add up to {percent(excess)} of perf/step_s, so these numbers are not of one kind"
+    return replace(judgement, reason=f"{judgement.reason}; {doubt}", confidence="low")
+
+
+def held_back(signals: Signals) -> bool:
+    """Whether finished rollouts found the queue full in most of the steps."""
+    return signals.blocked_steps is not None and signals.blocked_steps >= MOSTLY_BLOCKED
+
+
+def wait_words(signals: Signals) -> str:
+    """`the trainer waits 8 % of the step for rollouts`."""
+    bound = "at most " if signals.step_s is None else ""
+    return f"the trainer waits {bound}{percent(signals.wait_share or 0.0)} of the step for rollouts"
+
+
+def queue_words(signals: Signals) -> str:
+    """`the queue is full (208 of 256)`."""
+    state = {"empty": "nearly empty", "full": "full", "part": "partly filled", None: "of unknown size"}[
+        queue_state(signals)
+    ]
+    of = "" if signals.queue_maxsize is None else f" of {number(signals.queue_maxsize)}"
+    return f"the queue is {state} ({number(signals.queue_size or 0.0)}{of})"
+
+
+def supply(signals: Signals) -> float | None:
+    """Tokens generated per second over the most that the trainer could use."""
+    if signals.generated_tok_s is None or not signals.usable_tok_s:
+        return None
+    return signals.generated_tok_s / signals.usable_tok_s
+
+
+def _with_wait(signals: Signals, wait: float) -> Judgement:
+    queue, fill = queue_state(signals), signals.queue_fill or 0.0
+    whole_log = signals.step_s is not None and signals.steps >= MANY_STEPS
+    sure: Confidence = "high" if whole_log else "medium"
+    waits = wait_words(signals)
+    if wait < NO_WAIT:
+        if queue == "full":
+            return Judgement("trainer", f"{waits}, and {queue_words(signals)}", sure)
+        if held_back(signals):
+            blocked = percent(signals.blocked_steps or 0.0)
+            return Judgement(
+                "trainer", f"{waits}, and finished rollouts are held back in {blocked} of the steps", "medium"
+            )
+        if queue is not None:
+            return Judgement("balanced", f"{waits}, yet {queue_words(signals)}", sure)
+        if signals.blocked_steps == 0.0:
+            return Judgement("balanced", f"{waits}, and no finished rollout was ever held back", "low")
+        return _unknown_queue(waits, signals)
+    full_queue = queue == "full" and (wait >= LONG_WAIT or fill >= BRIM)
+    if full_queue or (queue is None and held_back(signals)):
+        sign = queue_words(signals) if full_queue else "finished rollouts are held back by a full queue"
+        why = f"the log contradicts itself: {sign} while {waits}, and a full queue hands out samples at once"
+        return replace(undetermined(why, SPLIT_RUN), contradicts_itself=True)
+    if queue == "empty":
+        return Judgement("generation", f"{waits}, and {queue_words(signals)}", sure)
+    if wait >= LONG_WAIT:
+        also = "" if queue is None else f", although {queue_words(signals)} on average"
+        return Judgement("generation", f"{waits}{also}", "medium")
+    if queue is None:
+        return _unknown_queue(waits, signals)
+    return Judgement("balanced", f"{waits}, and {queue_words(signals)}", "low" if queue == "full" else sure)
+
+
+def _without_wait(signals: Signals) -> Judgement:
+    """perf/rollout_wait_s is missing: a full queue still tells, an empty one needs more."""
+    queue, sold = queue_state(signals), supply(signals)
+    if queue == "full":
+        return Judgement("trainer", f"{queue_words(signals)}; perf/rollout_wait_s is not logged", "medium")
+    if held_back(signals):
+        blocked = percent(signals.blocked_steps or 0.0)
+        why = f"finished rollouts are held back in {blocked} of the steps; perf/rollout_wait_s is not logged"
+        return Judgement("trainer", why, "medium")
+    limit = signals.inflight_limit
+    pinned = signals.inflight is not None and limit is not None and signals.inflight >= PINNED * limit > 0
+    if queue != "part" and signals.blocked_steps == 0.0 and pinned and sold is not None and sold < SHORT_SUPPLY:
+        why = (
+            f"no finished rollout was ever held back, all {number(limit or 0.0)} rollouts allowed in flight are, and "
+            f"{number(signals.generated_tok_s or 0.0)} tok/s are {percent(sold)} of what the trainer could use; "
+            "perf/rollout_wait_s is not logged"
+        )
+        return Judgement("generation", why, "low")
+    if signals.queue_size is None:
+        return undetermined("neither perf/rollout_wait_s nor sample/rollout_queue_size is logged", LOG_METRICS)
+    state = f"{queue_words(signals)}, but perf/rollout_wait_s is not logged"
+    return undetermined(f"{state}: whether the trainer waits cannot be told", LOG_METRICS)
+
+
+def queue_state(signals: Signals) -> Literal["empty", "part", "full"] | None:
+    """What the reading means; None when it, or the size of the queue, is not known."""
+    if signals.queue_size is None:
+        return None
+    if signals.queue_fill is not None:
+        return "empty" if signals.queue_fill <= EMPTY else "full" if signals.queue_fill >= FULL else "part"
+    if signals.queue_maxsize is None and signals.samples_per_step:
+        return "empty" if signals.queue_size < EMPTY_STEPS * signals.samples_per_step else None
+    return None
+
+
+def _unknown_queue(waits: str, signals: Signals) -> Judgement:
+    if signals.queue_size is None:
+        return undetermined(f"{waits}, but sample/rollout_queue_size is not logged", LOG_METRICS)
+    if signals.queue_maxsize is None:
+        why = f"{waits}, but how many samples the queue may hold is not known ({number(signals.queue_size)} are in it)"
+        return undetermined(why, GIVE_RECIPE)
+    return undetermined(f"{waits}, but a step takes more samples than the queue holds, so its size says nothing",
+                        "Raise rollout.queue_maxsize above the samples of a step.")  # fmt: skip
