@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -37,6 +37,7 @@ def blank(title: str, y_title: str) -> go.Figure:
             "plot_bgcolor": "white",
             "margin": {"l": 64, "r": 12, "t": 68, "b": 52},
             "legend": {"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "showlegend": True,
             "hovermode": "x unified",
             "xaxis": axis | {"showgrid": False, "ticks": "outside", "title": named},
             "yaxis": axis | {"rangemode": "tozero", "title": named | {"text": y_title}},
@@ -77,14 +78,17 @@ def line(
     )
 
 
-def limit(figure: go.Figure, value: float, label: str, *, dash: str = "dash", below: bool = False) -> None:
-    """Add a horizontal line with its label at the right end."""
-    # Two limits lie close together when a queue is long: the lower one's label goes below its line.
-    figure.add_hline(
-        y=value,
-        line={"color": GREY, "width": 1.2, "dash": dash},
-        annotation={"text": label, "showarrow": False, "font": {"size": 12}},
-        annotation_position="bottom right" if below else "top right",
+def limit(figure: go.Figure, value: float, label: str, *, dash: str = "dash") -> None:
+    """Add a horizontal line across the x axis (after `x_values`), named in the legend: nothing can hide its label."""
+    figure.add_trace(
+        go.Scatter(
+            x=list(figure.layout.xaxis.range),
+            y=[value, value],
+            name=label,
+            mode="lines",
+            line={"color": GREY, "width": 1.5, "dash": dash},
+            hoverinfo="skip",
+        )
     )
 
 
@@ -154,15 +158,3 @@ def sentence(parts: list[str]) -> str:
     """Parts joined to one sentence."""
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def number(value: Any) -> str:
-    """Three digits, or a whole number from 100 on."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def percent(fraction: float) -> str:
-    """A fraction in whole percent, below one percent with a decimal."""
-    if 0 < fraction < 0.001:
-        return "under 0.1 %"
-    return f"{100 * fraction:.{0 if fraction == 0 or abs(fraction) >= 0.01 else 1}f} %"

@@ -8,12 +8,17 @@ in an annotation; it is not an error, because TRL leaves out what it has nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 
 from rlkit import chart
 from rlkit.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Axis
 from rlkit.recipe import Recipe
+from rlkit.signals import full_queue_reading
+from rlkit.wording import number, percent
 
 # The phases of an optimizer step: name in `Verdict.shares`, words, TRL's metric, colour. "other" is what is left of
 # perf/step_s: collation, logging, checkpoints.
@@ -29,8 +34,8 @@ PHASES: tuple[tuple[str, str, str | None, str], ...] = (
 # one trained, or the learning rate is too high for the staleness.
 RATIO_BAND = (0.99, 1.01)
 
-# How the router decides (`rlkit.serving.router`), in the order in which bars are stacked.
-DECISION_COLOURS = {"affinity": BLUE, "spilled": VERMILLION, "unmatched": GREY, "round-robin": PURPLE}
+# How the router decides (`rlkit.serving.router`), as proxy.json spells it, in the order in which bars are stacked.
+DECISION_COLOURS = {"affinity": BLUE, "spilled": VERMILLION, "unmatched": GREY, "round_robin": PURPLE}
 
 
 def step_time(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
@@ -50,8 +55,11 @@ def step_time(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
             chart.line(figure, where, parts[name], words, colour, fill=True, shape="hvh", unit=" s")
     mean, total = parts.mean(), steps["perf/step_s"].mean()
     shown = [(name, words) for name, words, metric, _ in PHASES if metric is None or chart.logged(steps, metric)]
-    said = ", ".join(f"{words} {chart.percent(mean[name] / total)}" for name, words in shown)
-    chart.describe(figure, f"A step takes {chart.number(total)} s on average ({len(steps)} steps): {said}.")
+    said = ", ".join(f"{words} {percent(mean[name] / total)}" for name, words in shown)
+    chart.describe(
+        figure,
+        f"Over all {len(steps)} timed steps, the start included, a step takes {number(total)} s on average: {said}.",
+    )
     chart.note_missing(figure, [m for _, _, m, _ in PHASES if m is not None and not chart.logged(steps, m)])
     return figure
 
@@ -84,25 +92,18 @@ def queue(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step") -
         return figure
     chart.line(figure, chart.x_values(figure, frame, x), frame[metric], "queue", BLUE, unit=" samples")
     mean = frame[metric].mean()
-    text = f"{chart.number(mean)} samples wait in the queue on average"
+    text = f"{number(mean)} samples wait in the queue on average"
     if recipe is not None:
         size = recipe.rollout.queue_maxsize
         chart.limit(figure, size, f"queue_maxsize {size}")
-        full = full_queue_reading(frame, recipe)
-        if full is not None:
-            chart.limit(figure, full, f"a full queue reads about {full:.0f}", dash="dot", below=True)
-        text += f", {chart.percent(mean / size)} of its size ({size})"
+        full = full_queue_reading(recipe.samples_per_step or _mean(frame, "batch/samples_per_step"), recipe)
+        if full is not None and full < size:
+            chart.limit(figure, full, f"reading of a full queue, about {full:.0f}", dash="dot")
+        text += f", {percent(mean / size)} of its size ({size})"
     chart.describe(
         figure, f"{text}. A full queue means that the trainer is the slower side, an empty one the replicas."
     )
     return figure
-
-
-def full_queue_reading(frame: pd.DataFrame, recipe: Recipe) -> float | None:
-    """What sample/rollout_queue_size shows when the queue is full, in samples; None when a step's size is unknown."""
-    size = recipe.samples_per_step or chart.column(frame, "batch/samples_per_step").mean()
-    reading = recipe.rollout.queue_maxsize - size / 2
-    return float(reading) if pd.notna(reading) and reading > 0 else None
 
 
 def waiting(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
@@ -118,7 +119,7 @@ def waiting(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
     said = []
     if chart.logged(frame, wait):
         chart.line(figure, where, frame[wait], "trainer waits for rollouts, per step", VERMILLION, unit=" s")
-        said.append(f"The trainer waits {chart.number(frame[wait].mean())} s a step for rollouts")
+        said.append(f"The trainer waits {number(frame[wait].mean())} s a step for rollouts")
     if chart.logged(frame, blocked):
         label = "a blocked rollout waits for the queue"
         chart.line(figure, where, frame[blocked], label, BLUE, markers=True, unit=" s")
@@ -142,11 +143,11 @@ def in_flight(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step
         return figure
     chart.line(figure, chart.x_values(figure, frame, x), frame[metric], "in flight", BLUE, unit=" rollouts")
     mean = frame[metric].mean()
-    text = f"{chart.number(mean)} rollouts are in flight on average"
+    text = f"{number(mean)} rollouts are in flight on average"
     if recipe is not None:
         limit = recipe.inflight_limit
         chart.limit(figure, limit, f"max_inflight_tasks {limit}")
-        text += f", {chart.percent(mean / limit)} of the limit ({limit})" if limit else ""
+        text += f", {percent(mean / limit)} of the limit ({limit})" if limit else ""
     chart.describe(figure, f"{text}. At the limit, more replicas do not help: they only share the same rollouts.")
     return figure
 
@@ -161,15 +162,15 @@ def staleness(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step
     said = []
     if chart.logged(frame, mean):
         chart.line(figure, where, frame[mean], "mean", BLUE, unit=" versions")
-        said.append(f"Trained samples are {chart.number(frame[mean].mean())} policy versions old on average")
+        said.append(f"Trained samples are {number(frame[mean].mean())} policy versions old on average")
     if chart.logged(frame, oldest):
         chart.line(figure, where, frame[oldest], "oldest", ORANGE, dash="dot", shape="hvh", unit=" versions")
-        said.append(f"the oldest {chart.number(frame[oldest].max())}")
+        said.append(f"the oldest {number(frame[oldest].max())}")
     if recipe is not None:
         bound = recipe.rollout.max_staleness
         chart.limit(figure, bound, f"max_staleness {bound}")
     lost = chart.column(frame, dropped).sum()
-    said.append(f"{chart.number(lost)} samples were dropped as too old" if lost else "none was dropped as too old")
+    said.append(f"{number(lost)} samples were dropped as too old" if lost else "none was dropped as too old")
     chart.describe(figure, chart.sentence(said))
     return figure
 
@@ -202,9 +203,8 @@ def ratio(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
     if chart.nothing_logged(figure, frame, ["ratio"]):
         return figure
     series = frame["ratio"].dropna()
-    figure.add_hrect(y0=low, y1=high, fillcolor=GREEN, opacity=0.12, line_width=0, layer="below")
-    chart.limit(figure, high, f"band {low} to {high}")
-    chart.limit(figure, low, "", below=True)
+    band = {"name": f"band {low} to {high}", "showlegend": True}
+    figure.add_hrect(y0=low, y1=high, fillcolor=GREEN, opacity=0.15, line_width=0, layer="below", **band)
     chart.line(figure, chart.x_values(figure, frame, x)[series.index], series, "ratio", BLUE)
     room = (high - low) / 4
     figure.update_yaxes(range=[min(low - room, series.min() - room), max(high + room, series.max() + room)])
@@ -234,42 +234,53 @@ def mfu(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
     ):
         if chart.logged(frame, metric):
             chart.line(figure, where, frame[metric], label, colour, dash=dash, unit=" %")
-            said.append(f"{label} {chart.number(frame[metric].mean())} %")
+            said.append(f"{label} {number(frame[metric].mean())} %")
     both = frame.dropna(subset=[busy, whole]) if len(said) == 2 else frame.iloc[:0]
     gap = both[whole].mean() / both[busy].mean() if len(both) else float("nan")
-    tail = f"; the step keeps {chart.percent(gap)} of what forward and backward reach" if pd.notna(gap) else ""
+    tail = f"; the step keeps {percent(gap)} of what forward and backward reach" if pd.notna(gap) else ""
     chart.describe(figure, f"Mean MFU: {', '.join(said)}{tail}.")
     chart.note_missing(figure, [m for m in (busy, whole) if not chart.logged(frame, m)])
     return figure
 
 
-def routing(counts: pd.DataFrame) -> go.Figure:
-    """Requests per replica, by how they were routed.
+def routing(proxy: Mapping[str, Any]) -> go.Figure:
+    """Requests by how the proxy routed them, in all and per replica; `proxy` is the content of proxy.json.
 
-    `counts` has one row per replica and one column per kind of decision: affinity (the prompt's own blocks are cached
-    there), spilled (they are, but that replica was too far ahead), unmatched (cached nowhere), round-robin.
+    affinity: the prompt's own blocks are cached there. spilled: they are, but that replica was too far ahead.
+    unmatched: cached nowhere. A replica whose decisions were not counted apart is shown with the requests it got.
     """
     figure = chart.blank("Where were requests routed, and why?", "")
-    total = int(counts.to_numpy().sum())
-    if total == 0:
-        chart.say(figure, "requests routed: none counted")
+    total = proxy.get("routed", 0)
+    if not total:
+        chart.say(figure, "requests through the proxy: none counted")
         return figure
-    used = [kind for kind in DECISION_COLOURS if kind in counts and counts[kind].sum() > 0]
+    per_replica = proxy.get("per_replica", [])
+    rows = {"all": proxy} | {f"replica {index}": replica for index, replica in enumerate(per_replica)}
+    counted = {name: {kind: row.get(kind, 0) for kind in DECISION_COLOURS} for name, row in rows.items()}
+    for name, kinds in counted.items():
+        kinds["routed"] = rows[name].get("routed", 0) - sum(kinds.values())
+    used = [kind for kind in (*DECISION_COLOURS, "routed") if any(kinds[kind] for kinds in counted.values())]
     for kind in used:
         figure.add_trace(
             go.Bar(
-                y=[str(name) for name in counts.index],
-                x=counts[kind].to_numpy(),
-                name=kind,
+                y=list(counted),
+                x=[kinds[kind] for kinds in counted.values()],
+                name=kind.replace("_", " "),
                 orientation="h",
-                marker={"color": DECISION_COLOURS[kind], "line": {"width": 0}},
+                marker={"color": DECISION_COLOURS.get(kind, GREEN), "line": {"width": 0}},
                 hovertemplate="%{x:,} requests",
             )
         )
-    figure.update_layout(barmode="stack", bargap=0.35, hovermode="y unified", height=150 + 44 * len(counts))
+    figure.update_layout(barmode="stack", bargap=0.35, hovermode="y unified", height=150 + 40 * len(rows))
     figure.update_xaxes(title={"text": "Requests"}, showgrid=True, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
-    kinds = ", ".join(f"{kind} {chart.percent(counts[kind].sum() / total)}" for kind in used)
-    load = ", ".join(f"{name} {chart.percent(row / total)}" for name, row in counts.sum(axis=1).items())
-    chart.describe(figure, f"{total:,} requests were routed: {kinds}. Load: {load}.")
+    reasons = ", ".join(
+        f"{kind.replace('_', ' ')} {percent(proxy[kind] / total)}" for kind in DECISION_COLOURS if proxy.get(kind)
+    )
+    load = ", ".join(percent(replica.get("routed", 0) / total) for replica in per_replica)
+    chart.describe(figure, f"{total:,} requests were routed: {reasons}. Per replica: {load}.")
     return figure
+
+
+def _mean(frame: pd.DataFrame, metric: str) -> float | None:
+    return float(frame[metric].mean()) if chart.logged(frame, metric) else None

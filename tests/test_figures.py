@@ -33,7 +33,9 @@ def lines(figure: go.Figure) -> dict[str, Any]:
 
 
 def limits(figure: go.Figure) -> list[float]:
-    return [shape.y0 for shape in figure.layout.shapes if shape.y0 == shape.y1]
+    drawn = [trace for trace in figure.data if trace.hoverinfo == "skip"]
+    assert all(tuple(trace.x) == figure.layout.xaxis.range and trace.y[0] == trace.y[1] for trace in drawn)
+    return [trace.y[0] for trace in drawn]
 
 
 def notes(figure: go.Figure) -> str:
@@ -70,7 +72,7 @@ def test_a_run_of_one_step_can_be_drawn(name: str) -> None:
     figure = ALL[name](frame)
     low, high = figure.layout.xaxis.range
     assert low < frame.index[0] < high
-    assert all("markers" in trace.mode for trace in figure.data)
+    assert all("markers" in trace.mode for trace in figure.data if trace.hoverinfo != "skip")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -127,9 +129,10 @@ def test_queue_is_compared_with_its_size_and_with_what_a_full_queue_reads() -> N
     np.testing.assert_array_equal(lines(figure)["queue"].y, frame["sample/rollout_queue_size"])
 
 
-def test_full_queue_reading_is_unknown_without_a_step_size_and_when_a_step_is_larger_than_the_queue() -> None:
-    assert figures.full_queue_reading(NOTHING, recipe()) is None
-    assert figures.full_queue_reading(recorded("trainer-bound-run"), recipe(queue_maxsize=16)) is None
+def test_reading_of_a_full_queue_is_left_out_when_a_step_is_larger_than_the_queue_or_unknown() -> None:
+    frame = recorded("trainer-bound-run")
+    assert limits(figures.queue(frame, recipe(queue_maxsize=16))) == [16]
+    assert limits(figures.queue(frame.drop(columns="batch/samples_per_step"), recipe())) == [256]
 
 
 def test_limits_come_from_the_recipe_and_are_left_out_without_one() -> None:
@@ -218,27 +221,40 @@ def test_minutes_need_timestamps_and_nothing_else_is_an_axis() -> None:
         figures.mfu(frame, x="hours")  # type: ignore[arg-type]
 
 
-def test_routing_stacks_the_kinds_of_decision_per_replica() -> None:
-    # The published totals of the first of the five runs.
-    counts = pd.DataFrame(
-        {"affinity": [27000, 27712], "spilled": [400, 420], "unmatched": [4528, 4668], "round-robin": [0, 0]},
-        index=["replica 0", "replica 1"],
-    )
-    figure = figures.routing(counts)
-    assert list(lines(figure)) == ["affinity", "spilled", "unmatched"]
-    assert sum(trace.x.sum() for trace in figure.data) == 64728
+# The published totals of the first of the five runs.
+PUBLISHED = {
+    "routed": 64728,
+    "affinity": 54712,
+    "spilled": 820,
+    "unmatched": 9196,
+    "round_robin": 0,
+    "per_replica": [{"routed": 31928}, {"routed": 32800}],
+}
+
+
+def test_routing_stacks_the_decisions_beside_the_load_of_each_replica() -> None:
+    figure = figures.routing(PUBLISHED)
+    drawn = lines(figure)
+    assert list(drawn) == ["affinity", "spilled", "unmatched", "routed"]
+    assert list(drawn["affinity"].y) == ["all", "replica 0", "replica 1"]
+    assert list(drawn["affinity"].x) == [54712, 0, 0]
+    assert list(drawn["routed"].x) == [0, 31928, 32800]
     assert "64,728 requests were routed: affinity 85 %, spilled 1 %, unmatched 14 %" in figure.layout.meta["alt"]
-    assert "replica 0 49 %, replica 1 51 %" in figure.layout.meta["alt"]
+    assert "Per replica: 49 %, 51 %" in figure.layout.meta["alt"]
 
 
-def test_routing_without_requests_says_so() -> None:
-    figure = figures.routing(pd.DataFrame({"affinity": [0]}, index=["replica 0"]))
+def test_routing_shows_the_decisions_of_each_replica_where_they_are_counted() -> None:
+    one = {"routed": 10, "affinity": 7, "unmatched": 3}
+    figure = figures.routing(one | {"per_replica": [{"routed": 6, "affinity": 4, "unmatched": 2}, {"routed": 4}]})
+    assert {name: list(trace.x) for name, trace in lines(figure).items()} == {
+        "affinity": [7, 4, 0],
+        "unmatched": [3, 2, 0],
+        "routed": [0, 0, 4],
+    }
+
+
+@pytest.mark.parametrize("proxy", [{}, {"routed": 0, "per_replica": [{"routed": 0}]}])
+def test_routing_without_requests_says_so(proxy: dict[str, Any]) -> None:
+    figure = figures.routing(proxy)
     assert not figure.data
     assert "none counted" in notes(figure)
-
-
-@pytest.mark.parametrize(
-    ("fraction", "text"), [(0.0, "0 %"), (0.0004, "under 0.1 %"), (0.004, "0.4 %"), (0.123, "12 %"), (1.0, "100 %")]
-)
-def test_percent(fraction: float, text: str) -> None:
-    assert chart.percent(fraction) == text

@@ -1,0 +1,98 @@
+"""A run that was executed, with everything a report says about it, from its folder or from trackio."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlkit.diagnosis import Verdict, diagnose
+from rlkit.errors import BadInput
+from rlkit.recipe import Recipe
+from rlkit.results import read_run
+from rlkit.run_folder import RunFolder
+from rlkit.tracking import load_run
+
+_CHECKOUT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """One run, read back. What only a run's folder has (routing, evaluation) is empty for a run read from trackio."""
+
+    name: str
+    project: str
+    frame: pd.DataFrame  # as `rlkit.tracking.Run`
+    recipe: Recipe | None
+    versions: dict[str, str]  # package: version
+    limits: dict[str, Any]  # what bounded the pipeline, as the trainer logged it
+    proxy: dict[str, Any]  # proxy.json
+    evaluation: dict[str, Any]  # evaluation.json
+    folder: RunFolder | None
+    verdict: Verdict
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Which run this is, in a few words: name, project, steps and time, start."""
+        first, last = self.frame["timestamp"].min(), self.frame["timestamp"].max()
+        seconds = (last - first).total_seconds()
+        return {
+            "run": self.name,
+            "project": self.project,
+            "steps": f"{len(self.frame)} in {f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'}",
+            "started": f"{first:%Y-%m-%d %H:%M} UTC",
+        }
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Shell commands that repeat the run and this reading of it, each with what it does."""
+        if self.folder is None:
+            saved = {"rlkit run recipe.yaml": "the same run, with the complete recipe above saved as recipe.yaml"}
+            return saved | {f"rlkit diagnose {self.project} --run {self.name}": "the verdict alone"}
+        path = self.folder.path.resolve()
+        where = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path
+        return {
+            f"rlkit run {where / self.folder.recipe.name}": "the same run again, in a folder of its own",
+            f"rlkit diagnose {where}": "the verdict alone",
+            f"rlkit report {where}": "this page",
+        }
+
+
+def open_past_run(folder: str = "", project: str = "", name: str = "", source: str = "") -> PastRun:
+    """A run by its folder, else by trackio project and run name (empty: the newest). Raises BadInput.
+
+    `source` is a trackio server's URL or a Space; empty is this machine.
+    """
+    if not folder and not project:
+        raise BadInput("folder and project are both empty: name a run's folder, or a trackio project")
+    place = RunFolder(Path(folder)) if folder else None
+    if place is None:
+        run = load_run(project, name or None, source=source or None)
+        recipe = run.recipe
+    else:
+        run, recipe = read_run(place)
+    return PastRun(
+        name=run.name,
+        project=run.project,
+        frame=run.frame,
+        recipe=recipe,
+        versions=dict(run.config.get("versions", {})),
+        limits=dict(run.config.get("limits", {})),
+        proxy=_read(place.proxy) if place else {},
+        evaluation=_read(place.evaluation) if place else {},
+        folder=place,
+        verdict=diagnose(run.frame, recipe),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise BadInput(f"{path}: broken JSON") from None
+    return content if isinstance(content, dict) else {}

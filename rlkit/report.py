@@ -1,0 +1,234 @@
+"""Notebooks run headless, and the one self-contained HTML page each becomes.
+
+Papermill runs the notebook; nbconvert renders it through our own template. The page needs no network: figures are kept
+as JSON and drawn by a copy of plotly.js that travels gzipped in the page (2 MB instead of 5).
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import gzip
+import html
+import os
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nbformat
+import papermill
+from jupyter_core.paths import jupyter_path
+from nbclient.exceptions import DeadKernelError
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from papermill.exceptions import PapermillExecutionError
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
+from rlkit.errors import BadInput, RunFailed
+from rlkit.run_folder import RunFolder
+
+DIAGNOSE = Path(__file__).parents[1] / "notebooks" / "02_diagnose.ipynb"
+
+# What a tag on a cell means in a report.
+HEADLINE_TAG = "headline"  # its output comes first, wherever the cell stands in the notebook
+NOTEBOOK_ONLY_TAG = "notebook-only"  # introductions that a reader of the result does not need
+
+# These name files: given relative to where the caller is, while the notebook runs in its own folder.
+PATH_PARAMETERS = frozenset({"folder", "recipe"})
+
+# The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
+_QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
+
+_PLOTLY_MIME = "application/vnd.plotly.v1+json"
+# No widgets, JavaScript or LaTeX: what they show needs a kernel or the network.
+_MIME_ORDER = ["text/html", "text/markdown", "image/svg+xml", "image/png", "text/plain"]
+_TEMPLATE = resources.files("rlkit") / "report_template"
+# px: room for a legend of one row (plotly makes more), the height a title takes in `rlkit.chart`, plotly's own height.
+_TOP_MARGIN, _TITLE_HEIGHT, _DEFAULT_HEIGHT = 34, 34, 450
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "list": (list,),
+    "dict": (dict,),
+    "None": (type(None),),
+}
+
+
+def report_run(folder: RunFolder, out: Path | None = None) -> Path:
+    """The report of one run: notebooks/02_diagnose.ipynb for its folder, written to `out` (None: `folder.report`).
+
+    Raises BadInput for a folder that is not there, RunFailed when the notebook fails.
+    """
+    if not folder.path.is_dir():
+        raise BadInput(f"{folder.path}: no such run folder; rlkit run creates one under runs/out/")
+    target = folder.report if out is None else out
+    return render_notebook(DIAGNOSE, {"folder": str(folder.path.resolve())}, target, title=folder.name)
+
+
+def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title: str | None = None) -> Path:
+    """Run a notebook with papermill and write it as one HTML page to `out`, which is returned.
+
+    The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
+    name files (`PATH_PARAMETERS`) are taken from the current folder. They keep their types. Raises BadInput for a
+    notebook that cannot be read, and for a parameter that it does not declare or declares with another type; RunFailed
+    in one line, with the cell, when a cell raises or the kernel dies.
+    """
+    values = _checked(notebook, parameters)
+    page = render(_execute(notebook, values), title or notebook.stem)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.part")
+    unfinished.write_text(page, encoding="utf-8")
+    os.replace(unfinished, out)
+    return out
+
+
+def render(executed: NotebookNode, title: str) -> str:
+    """The page of an executed notebook, which is left as it is."""
+    cells = [_rendered(cell, index) for index, cell in enumerate(executed.cells)]
+    cells = [cell for cell in cells if NOTEBOOK_ONLY_TAG not in cell.metadata.get("tags", [])]
+    cells.sort(key=lambda cell: HEADLINE_TAG not in cell.metadata.get("tags", []))
+    drawn = any("rlkit-figure" in output.get("data", {}).get("text/html", "") for output in _outputs(cells))
+    page = {
+        "title": title,
+        "css": (_TEMPLATE / "report.css").read_text(encoding="utf-8"),
+        "script": (_TEMPLATE / "report.js").read_text(encoding="utf-8"),
+        "plotly": _packed_plotly() if drawn else "",
+    }
+    # nbconvert would look for templates in the working directory first; these are the paths it would come to last.
+    installed = [path for path in jupyter_path("nbconvert", "templates") if Path(path).is_dir()]
+    with resources.as_file(_TEMPLATE) as folder:
+        exporter = HTMLExporter(
+            template_paths=[str(folder), *installed],
+            template_file=str(folder / "report.html.j2"),
+            exclude_input=True,
+            exclude_input_prompt=True,
+            exclude_output_prompt=True,
+        )
+        exporter.config.NbConvertBase.display_data_priority = _MIME_ORDER
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
+        body, _ = exporter.from_notebook_node(notebook, resources={"report": page})
+    return str(body)
+
+
+def declared_parameters(notebook: Path) -> dict[str, str]:
+    """Name and type (empty when it has none) of each parameter in the cell tagged `parameters`. Raises BadInput."""
+    try:
+        cells = nbformat.read(notebook, as_version=4).cells
+    except OSError as error:
+        raise BadInput(f"{notebook}: cannot read the notebook: {error.strerror or error}") from None
+    except Exception:  # nbformat has no common error for files that are something else
+        raise BadInput(f"{notebook}: not a Jupyter notebook") from None
+    # Not papermill's own inspection: it misses a parameter whose comment holds an equals sign.
+    source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError as error:
+        raise BadInput(f"{notebook}: cell of parameters: {error.msg} (line {error.lineno})") from None
+    found = {}
+    for statement in statements:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            found[statement.target.id] = ast.unparse(statement.annotation)
+        elif isinstance(statement, ast.Assign):
+            found.update({target.id: "" for target in statement.targets if isinstance(target, ast.Name)})
+    return found
+
+
+def _checked(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+    declared = declared_parameters(notebook)
+    values = {}
+    for name, given in parameters.items():
+        if name not in declared:
+            raise BadInput(f"{notebook}: no parameter {name}; it has {', '.join(declared) or 'none'}")
+        # Papermill writes values as literals and turns what it does not know, numpy's scalars too, into strings.
+        value = given.item() if hasattr(given, "item") else str(given) if isinstance(given, Path) else given
+        value = list(value) if isinstance(value, tuple) else value
+        kinds = [re.sub(r"\[.*", "", part).strip() for part in declared[name].split("|")]
+        if all(kind in _TYPES for kind in kinds) and not any(_fits(value, kind) for kind in kinds):
+            raise BadInput(f"{notebook}: parameter {name}: expected {declared[name]}, got {value!r}")
+        values[name] = str(Path(str(value)).resolve()) if name in PATH_PARAMETERS and value else value
+    return values
+
+
+def _fits(value: object, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
+
+
+def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
+    with TemporaryDirectory() as folder:
+        # Papermill saves here as it goes: a kernel that dies cannot tell which cell it was in.
+        progress = Path(folder) / notebook.name
+        try:
+            return papermill.execute_notebook(
+                str(notebook),
+                str(progress),
+                parameters,
+                cwd=str(notebook.parent),
+                progress_bar=False,
+                log_output=False,
+                extra_arguments=[_QUIET_KERNEL],
+            )
+        except PapermillExecutionError as error:
+            # The rest of a failed run's message is the tail of a log, which its first line names.
+            cause = f"{error.ename}: {error.evalue.partition(chr(10))[0]}"
+            number, source = error.exec_count, error.source
+        except DeadKernelError:
+            cause = "the kernel died (out of memory?)"
+            cells = [cell for cell in nbformat.read(progress, as_version=4).cells if cell.cell_type == "code"]
+            started = [number for number, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
+            number, source = started[-1], cells[started[-1] - 1].source
+    # Papermill adds a cell of its own for the parameters.
+    cell = f"code cell {number - bool(parameters)} ({_first_line(source)})"
+    raise RunFailed(f"{notebook.name}: {cell}: {' '.join(cause.split())}") from None
+
+
+def _first_line(source: str) -> str:
+    lines = [line.strip() for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return lines[0] if lines else "empty"
+
+
+def _rendered(cell: NotebookNode, index: int) -> NotebookNode:
+    copy = nbformat.from_dict({key: value for key, value in cell.items() if key != "outputs"})
+    if cell.cell_type == "code":
+        copy.outputs = [
+            _with_figure(output, f"fig-{index}-{number}")
+            for number, output in enumerate(cell.outputs)
+            if not output.get("data") or set(output.data) & {_PLOTLY_MIME, *_MIME_ORDER}
+        ]
+    return copy
+
+
+def _with_figure(output: NotebookNode, name: str) -> NotebookNode:
+    spec = output.get("data", {}).get(_PLOTLY_MIME)
+    if spec is None:
+        return output
+    layout = dict(spec["layout"])
+    # The title becomes a heading, which wraps on a narrow screen; the plot moves up into its place.
+    title = html.escape(layout.pop("title", {}).get("text", ""))
+    layout["margin"] = layout.get("margin", {}) | {"t": _TOP_MARGIN}
+    layout["height"] = layout.get("height", _DEFAULT_HEIGHT) - _TITLE_HEIGHT
+    alt = html.escape(layout.get("meta", {}).get("alt", ""))
+    caption = alt.replace(" %", "&nbsp;%")  # no line break between a number and its unit
+    # In a script element only "</script" and "<!--" end the text: without any "<" there is neither.
+    text = to_json_plotly({"data": spec["data"], "layout": layout}).replace("<", "\\u003c")
+    figure = (
+        f'<figure class="rlkit-figure"><h3>{title}</h3><div class="plot" id="{name}" role="img" aria-label="{alt}"'
+        f' style="min-height:{layout["height"]}px"></div><figcaption aria-hidden="true">{caption}</figcaption>'
+        f'<script type="application/json">{text}</script></figure>'
+    )
+    return nbformat.v4.new_output("display_data", data={"text/html": figure})
+
+
+def _outputs(cells: list[NotebookNode]) -> list[NotebookNode]:
+    return [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@cache
+def _packed_plotly() -> str:
+    # mtime 0: the same report twice is the same file.
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode("ascii")
