@@ -18,6 +18,7 @@ GREY = "#8A8F98"  # limits and remainders
 
 _HEIGHT = 340  # px: two figures to a printed page, with their captions
 _EMPTY_HEIGHT = 150  # px: nothing to see, one line to read
+_MANY_POINTS = 200  # closer together than this many, markers of full size hide the line
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _INK, _GRID = "#24292f", "#e4e7eb"
 
@@ -70,7 +71,7 @@ def line(
             name=label,
             mode="lines+markers" if points else "lines",
             line={"color": colour, "width": 0 if fill else width, "dash": dash, "shape": shape},
-            marker={"size": 5, "color": colour},
+            marker={"size": 5 if len(values) <= _MANY_POINTS else 3, "color": colour},
             fillcolor=colour if fill else None,
             stackgroup="phases" if fill else None,
             hovertemplate=f"%{{y:.4~g}}{unit}",

@@ -188,8 +188,10 @@ def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
 
 
 def _first_line(source: str) -> str:
-    lines = [line.strip() for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return lines[0] if lines else "empty"
+    """The first line of a cell that does something, by which its author knows it."""
+    skipped = ("#", "%", "import ", "from ")
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith(skipped)), lines[0] if lines else "empty")
 
 
 def _rendered(cell: NotebookNode, index: int) -> NotebookNode:

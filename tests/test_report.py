@@ -134,7 +134,7 @@ def test_values_reach_the_notebook_with_their_types(tmp_path: Path, monkeypatch:
 
 
 def test_an_error_in_a_cell_is_one_line_and_leaves_the_old_page(tmp_path: Path) -> None:
-    source = "# reads the run\nraise ValueError('no such run\\nsecond line')"
+    source = "# reads the run\nfrom os import path\n\nraise ValueError('no such run\\nsecond line')"
     notebook = written(tmp_path / "n.ipynb", parameters("x: int = 1"), new_code_cell("y = x"), new_code_cell(source))
     out = tmp_path / "out.html"
     out.write_text("old")
@@ -148,7 +148,7 @@ def test_an_error_in_a_cell_is_one_line_and_leaves_the_old_page(tmp_path: Path) 
 def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:
     dying = new_code_cell("import os\nos._exit(1)")
     notebook = written(tmp_path / "n.ipynb", parameters("x: int = 1"), new_code_cell("1"), dying, new_code_cell("2"))
-    with pytest.raises(RunFailed, match=r"^n\.ipynb: code cell 3 \(import os\): the kernel died"):
+    with pytest.raises(RunFailed, match=r"^n\.ipynb: code cell 3 \(os\._exit\(1\)\): the kernel died"):
         render_notebook(notebook, {"x": 2}, tmp_path / "out.html")
 
 
