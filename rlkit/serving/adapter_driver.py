@@ -75,10 +75,10 @@ class AdapterDriver:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _until_finished(self, number: int, commands: list[Command]) -> OperationReport:
-        self._waiting[number] = self._loop.create_future()
+        finished = self._waiting[number] = self._loop.create_future()
         self._carry_out(commands)
         # The operation goes on when the client that asked for it goes away: half a load would be on half the replicas.
-        return await asyncio.shield(self._waiting[number])
+        return await asyncio.shield(finished)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ class EmulatedReplica:
         keep_alive_s: float = 75.0,
     ) -> None:
         self.faults = Faults()
-        self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path with query, headers
+        self.requests: list[tuple[str, str, Mapping[str, str]]] = []  # method, path with query, headers
         self.aborted = 0  # completions whose client went away
         self.port = 0
         self._make_engine = engine
@@ -134,7 +134,7 @@ class EmulatedReplica:
     async def _authenticate(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        self.requests.append((request.method, request.path_qs, dict(request.headers)))
+        self.requests.append((request.method, request.path_qs, request.headers))
         wanted = f"Bearer {self._api_key}"
         if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
             return web.json_response({"error": "Unauthorized"}, status=401)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from multidict import CIMultiDict
 
 from rlkit.serving.adapter_answers import Answer
@@ -19,6 +21,10 @@ CONNECT_TIMEOUT_S = 10.0
 
 # uvicorn closes a connection after 5 s without a request (VLLM_HTTP_TIMEOUT_KEEP_ALIVE); ours goes first.
 KEEP_ALIVE_S = 4.0
+
+# A connection that was closed before the request came says so within a round trip. One that breaks later had a request
+# that ran, and running it twice would add load where there is too much of it already.
+STALE_WITHIN_S = 2.0
 
 # RFC 9110 section 7.6.1: these concern one connection. Host and length are written anew for the next one.
 HOP_BY_HOP = frozenset(
@@ -113,13 +119,14 @@ class Upstreams:
     ) -> aiohttp.ClientResponse:
         url = self.urls[replica] + path_qs
         used = SimpleNamespace(kept=False)
+        sent_at = asyncio.get_running_loop().time()
         try:
-            return await self._session.request(method, url, headers=headers, data=body, trace_request_ctx=used)
+            return await self._session.request(method, url, headers=headers, data=_data(body), trace_request_ctx=used)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not used.kept:
+            if not used.kept or asyncio.get_running_loop().time() - sent_at > STALE_WITHIN_S:
                 raise
         self.resent[replica] += 1
-        return await self._session.request(method, url, headers=headers, data=body)
+        return await self._session.request(method, url, headers=headers, data=_data(body))
 
     def _outgoing(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
         outgoing = end_to_end(headers)
@@ -136,6 +143,11 @@ def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
         for name, value in headers.items()
         if name.lower() not in HOP_BY_HOP and name.lower() not in listed
     )
+
+
+def _data(body: bytes | None) -> bytes | io.BytesIO | None:
+    # aiohttp writes bytes in one go, and warns above this size that the event loop stands still meanwhile.
+    return io.BytesIO(body) if body is not None and len(body) > TOO_LARGE_BYTES_BODY else body
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:

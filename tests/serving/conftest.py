@@ -39,3 +39,10 @@ def adapter(tmp_path: Path) -> Callable[..., str]:
         return str(folder)
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a probe here."""
+    monkeypatch.setattr("rlkit.serving.proxy.PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr("rlkit.serving.proxy.READ_EVERY_S", 0.05)
