@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from proxy_bench import PATIENCE_S, PROMPT
+
+from rlkit.errors import BadInput
+from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.proxy import main, serve
+from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
+
+
+def write_config(folder: Path, **fields: Any) -> Path:
+    path = folder / "proxy-config.json"
+    path.write_text(json.dumps({"replicas": ["http://127.0.0.1:9"]} | fields))
+    return path
+
+
+@pytest.fixture
+def started() -> Iterator[Any]:
+    """Starts commands as processes that do not outlive the test."""
+    with ExitStack() as stack:
+
+        def start(*command: str, **options: Any) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, *command], text=True, stdout=subprocess.PIPE, **options)
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+async def written(path: Path) -> str:
+    """Wait for a file with something in it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.02)
+    return path.read_text()
+
+
+async def test_a_process_serves_writes_its_port_and_counts_until_sigterm(
+    replicas: list[EmulatedReplica], http: aiohttp.ClientSession, tmp_path: Path, started: Any
+) -> None:
+    port_file, stats_file = tmp_path / "port", tmp_path / "run" / "proxy.json"
+    config = write_config(
+        tmp_path,
+        replicas=[replica.url for replica in replicas],
+        routing={"policy": "prefix", "spill_threshold": 8, "block_size": None},
+        transport={"kind": "bucket", "retry_s": 0.5, "deadline_s": 60.0, "keep_cache": True},
+        max_loras=6,
+        port_file=str(port_file),
+        stats_file=str(stats_file),
+    )
+    process = started("-m", "rlkit.serving.proxy", "--config", str(config))
+    url = f"http://127.0.0.1:{int(await written(port_file))}"
+    async with asyncio.timeout(PATIENCE_S):
+        while (await http.get(f"{url}/health")).status != 200:
+            await asyncio.sleep(0.02)
+    for _ in range(3):
+        async with http.post(f"{url}/v1/completions", json={"model": "emulated", "prompt": PROMPT}) as response:
+            assert response.status == 200
+    process.send_signal(signal.SIGTERM)
+    out, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert out == f"proxy: {url} -> {replicas[0].url}, {replicas[1].url}\n"
+    stats = json.loads(stats_file.read_text())
+    assert stats["routed"] == stats["affinity"] + stats["unmatched"] == 3
+    assert sum(replica["vllm"]["request_success_total"] for replica in stats["per_replica"]) == 3
+    assert list(stats_file.parent.iterdir()) == [stats_file]
+
+
+async def test_the_counters_are_written_while_it_runs(replicas: list[EmulatedReplica], tmp_path: Path) -> None:
+    path = tmp_path / "proxy.json"
+    async with serve(ProxyConfig(replicas=[replica.url for replica in replicas], stats_file=path)):
+        assert json.loads(await written(path))["routed"] == 0
+
+
+async def test_a_proxy_ends_with_the_process_that_started_it(tmp_path: Path, started: Any) -> None:
+    port_file, stats_file = tmp_path / "port", tmp_path / "proxy.json"
+    config = write_config(tmp_path, port_file=str(port_file), stats_file=str(stats_file))
+    starter = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-m', 'rlkit.serving.proxy', '--config', {str(config)!r}]); time.sleep(600)"
+    )
+    parent = started("-c", starter)
+    await written(port_file)
+    await written(stats_file)
+    stats_file.unlink()
+    os.kill(parent.pid, signal.SIGKILL)
+    # The proxy holds the other end of the pipe: this returns when it has ended, too.
+    await asyncio.to_thread(parent.communicate, timeout=PATIENCE_S)
+    assert json.loads(stats_file.read_text())["routed"] == 0  # it had the time to write
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"replicas": []}, "replicas: List should have at least 1 item"),
+        ({"replicas": ["localhost:8000"]}, "replicas: Value error, expected base URLs such as http://127.0.0.1:8000"),
+        ({"replicas": ["http://a", "http://a"]}, "replicas: Value error, a replica is listed twice"),
+        ({"port": "8000"}, "port: Input should be a valid integer"),
+        ({"ports": 1}, "ports: Extra inputs are not permitted"),
+        ({"routing": {"policy": "fastest"}}, "routing.policy: Input should be 'prefix' or 'round-robin'"),
+        ({"transport": {"kind": "push"}}, "transport: Value error, kind push needs a receiver"),
+        ({"token_env": "NO_SUCH_VARIABLE"}, "token_env: the environment variable NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_bad_configurations_are_one_line(
+    fields: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, exit_with_parent=False, **fields)
+    assert main(["--config", str(path)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("proxy: ")
+    assert message in line
+
+
+def test_configuration_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere.json: cannot read the proxy's configuration: No such file"):
+        load_proxy_config(tmp_path / "nowhere.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(BadInput, match=r"broken.json: file: Invalid JSON"):
+        load_proxy_config(tmp_path / "broken.json")
+
+
+async def test_a_port_that_is_taken(replicas: list[EmulatedReplica]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=rf"port: cannot listen on 127.0.0.1:{port}"):
+            async with serve(ProxyConfig(replicas=[replicas[0].url], port=port)):
+                pass
+
+
+async def test_the_emulated_replica_runs_by_itself(http: aiohttp.ClientSession, started: Any) -> None:
+    process = started("-m", "rlkit.serving.emulated", "--port", "0")
+    url = (await asyncio.to_thread(process.stdout.readline)).strip()
+    async with http.get(f"{url}/health") as response:
+        assert response.status == 200
