@@ -50,6 +50,9 @@ READ_TIMEOUT_S = 5.0
 # A batch of 1,024 prompts (vLLM's own limit) of 32 k tokens is about 200 MB of JSON.
 MAX_BODY_BYTES = 256 * 1024**2
 
+# Rollout workers open all their connections at once; with the usual 128 the rest would wait for a second SYN.
+BACKLOG = 2048
+
 # What a stopping proxy leaves its clients to read answers that are on their way.
 SHUTDOWN_S = 2.0
 
@@ -69,6 +72,7 @@ class Proxy:
             policy_prefix=config.policy_prefix,
         )
         self.url = ""
+        self.watching: asyncio.Task[None] | None = None
         self._config = config
         self._upstreams = upstreams
         self._health = ReplicaHealth(count)
@@ -202,10 +206,10 @@ async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
         # Without handler_cancellation a client that goes away would leave its generation running.
         runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
-        watching = asyncio.create_task(proxy.run())
+        proxy.watching = asyncio.create_task(proxy.run())
         try:
             try:
-                await web.TCPSite(runner, config.host, config.port).start()
+                await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
             except OSError as problem:
                 raise BadInput(f"port: cannot listen on {config.host}:{config.port}: {problem.strerror}") from None
             port = runner.addresses[0][1]
@@ -215,10 +219,10 @@ async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
             logger.info("listening on %s", proxy.url)
             yield proxy
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
             await runner.cleanup()
+            proxy.watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await proxy.watching
             await proxy.close()
 
 
@@ -241,14 +245,28 @@ def _write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1024, to the hard one: a request in flight takes two sockets."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limit on Windows, or not allowed to
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def run_until_stopped(config: ProxyConfig) -> None:
     """Serve until SIGTERM or SIGINT; says on stdout where it listens. Raises BadInput when it cannot."""
+    _allow_many_connections()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serve(config) as proxy:
         print(f"proxy: {proxy.url} -> {', '.join(config.replicas)}", flush=True)
-        await stopped.wait()
+        assert proxy.watching is not None
+        waiting = asyncio.create_task(stopped.wait())
+        # A proxy that no longer watches its replicas is of no use: its error ends the process.
+        await asyncio.wait({waiting, proxy.watching}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
 
 
 def main(arguments: list[str] | None = None) -> int:

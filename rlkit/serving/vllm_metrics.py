@@ -7,7 +7,7 @@ complete metrics page (an HTML error, one cut off on the way) says nothing at al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from prometheus_client import Metric
@@ -108,8 +108,7 @@ def parse_families(page: str) -> list[Metric]:
         return []
 
 
-def _values(samples: Iterable[Sample], names: tuple[str, ...]) -> list[float]:
-    samples = list(samples)
+def _values(samples: Sequence[Sample], names: tuple[str, ...]) -> list[float]:
     for name in names:
         values = [sample.value for sample in samples if sample.name == name]
         if values:
@@ -117,7 +116,7 @@ def _values(samples: Iterable[Sample], names: tuple[str, ...]) -> list[float]:
     return []
 
 
-def _total(samples: Iterable[Sample], names: tuple[str, ...]) -> int | None:
+def _total(samples: Sequence[Sample], names: tuple[str, ...]) -> int | None:
     values = _values(samples, names)
     return round(sum(values)) if values else None
 

@@ -18,7 +18,7 @@ from proxy_bench import PATIENCE_S, PROMPT
 
 from rlkit.errors import BadInput
 from rlkit.serving.emulated import EmulatedReplica
-from rlkit.serving.proxy import main, serve
+from rlkit.serving.proxy import Proxy, main, run_until_stopped, serve
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 
 
@@ -149,3 +149,15 @@ async def test_the_emulated_replica_runs_by_itself(http: aiohttp.ClientSession, 
     url = (await asyncio.to_thread(process.stdout.readline)).strip()
     async with http.get(f"{url}/health") as response:
         assert response.status == 200
+
+
+async def test_a_proxy_that_stops_watching_ends_with_its_error(
+    replicas: list[EmulatedReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def break_down(self: Proxy, replica: int) -> None:
+        raise RuntimeError("a mistake in the watch")
+
+    monkeypatch.setattr(Proxy, "_watch", break_down)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_until_stopped(ProxyConfig(replicas=[replicas[0].url]))
+    assert caught.group_contains(RuntimeError, match="a mistake in the watch")
