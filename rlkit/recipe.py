@@ -263,11 +263,13 @@ def _read_extended(path: Path, seen: list[Path]) -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise BadInput(f"{path}: cannot read the recipe: {reason}") from None
+        raise BadInput(f"{_shown(path)}: cannot read the recipe: {reason}") from None
     try:
         data = YAML(typ="safe", pure=True).load(text)
+    except RecursionError:
+        raise BadInput(f"{path}: broken YAML: nested too deeply") from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -279,6 +281,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _assign(data: dict[str, Any], assignment: str) -> None:
+    assignment = _shown(assignment)
     name, separator, text = assignment.partition("=")
     parts = name.strip().split(".")
     if not separator or not all(parts):
@@ -321,6 +324,11 @@ def _one_line(item: Any) -> str:
     if item["type"] == "missing":
         return f"{field}: missing"
     return f"{field}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}"
+
+
+def _shown(text: object) -> str:
+    """`text` on one line, whatever is in it."""
+    return str(text).encode("unicode_escape").decode() if not str(text).isprintable() else str(text)
 
 
 def _describe(data: object) -> str:

@@ -19,15 +19,13 @@ __all__ = ["Event", "OnEvent", "Outcome", "launch"]
 def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
     """Execute `recipe` on its engine and return when it is done.
 
-    What preflight warns of is told as log events; an error of its stops here. The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
+    An error of preflight's stops here. The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
     after.
     """
     findings = preflight.check(recipe, preflight.gather_facts(recipe, folder.path))
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise BadInput("; ".join(errors))
-    for finding in findings:
-        on_event(Event("log", text=f"warning: {finding}"))
     if recipe.engine == "local":
         from rlkit.engines.local import launch_local
 

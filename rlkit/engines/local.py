@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import httpx
 
+from rlkit import machine
 from rlkit.engines.base import Event, OnEvent, Outcome
 from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
 from rlkit.engines.guard import POLL_S, Guard
@@ -32,7 +33,7 @@ from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.tracking import list_runs
-from rlkit.training.launch import has_cuda, trainer_command, trainer_environment
+from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 
 # vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
@@ -100,7 +101,7 @@ def _refuse_a_taken_name(recipe: Recipe, folder: RunFolder) -> None:
 class _LocalRun:
     def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> None:
         self._recipe, self._folder, self._on_event = recipe, folder, on_event
-        self._on_cpu = not has_cuda()
+        self._on_cpu = machine.cuda_devices(machine.versions(("torch",))["torch"]) == 0
         self._jobs: list[Job] = []
         self._replicas: list[tuple[Job, str]] = []
         self._last_step = 0

@@ -28,7 +28,7 @@ def load_rows(section: DataSection) -> tuple[Dataset, list[Row]]:
         return Dataset.from_list(rows), [{"prompt": p.prompt(), "answer": p.answer} for p in held_out]
     table = _read_table(section)
     for field, column in [("prompt_column", section.prompt_column), ("answer_column", section.answer_column)]:
-        if column not in table.column_names:
+        if column.split(".")[0] not in table.column_names:
             raise BadInput(f"data.{field}: {section.name} has no column {column!r}, it has {table.column_names}")
     if section.limit is not None:
         table = table.select(range(min(section.limit, len(table))))
@@ -54,8 +54,18 @@ def _read_table(section: DataSection) -> Any:
 
 
 def _as_row(row: Row, section: DataSection) -> Row:
-    prompt = row[section.prompt_column]
+    prompt = _value(row, section.prompt_column)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if section.system_prompt is not None:
         messages = [{"role": "system", "content": section.system_prompt}, *messages]
-    return {"prompt": messages, "answer": str(row[section.answer_column])}
+    return {"prompt": messages, "answer": str(_value(row, section.answer_column))}
+
+
+def _value(row: Row, column: str) -> Any:
+    """The value of a column, or with a dotted name of a key inside it. Raises BadInput."""
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise BadInput(f"data: a row has no {column!r}, it has {sorted(row)}")
+        value = value[part]
+    return value

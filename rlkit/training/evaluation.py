@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -10,18 +11,23 @@ from rlkit.recipe import Recipe
 from rlkit.training.rewards import load_reward
 
 TIMEOUT_S = 300.0
+AT_ONCE = 32  # requests; servers batch them, and a pool of threads stays small
 
 
 def greedy_accuracy(server_url: str, model: str, tokenizer: Any, rows: list[dict[str, Any]], recipe: Recipe) -> float:
     """Mean reward of one greedy completion per row, from `model` as the servers hold it. Raises httpx.HTTPError."""
-    prompts = [
-        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
-    ]
     limit = recipe.sampling.max_completion_length
-    body = {"model": model, "prompt": prompts, "max_tokens": limit, "temperature": 0, "return_token_ids": True}
-    response = httpx.post(f"{server_url}/v1/completions", json=body, timeout=TIMEOUT_S)
-    response.raise_for_status()
-    choices = sorted(response.json()["choices"], key=lambda choice: choice["index"])
+
+    def complete(row: dict[str, Any]) -> dict[str, Any]:
+        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+        body = {"model": model, "prompt": prompt, "max_tokens": limit, "temperature": 0, "return_token_ids": True}
+        response = client.post("/v1/completions", json=body)
+        response.raise_for_status()
+        return dict(response.json()["choices"][0])
+
+    # One request a prompt, as rollouts are: the proxy's counters then still agree with the servers' own.
+    with httpx.Client(base_url=server_url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        choices = list(pool.map(complete, rows))
     reward = load_reward(recipe.reward, limit)
     scores = reward(
         prompts=[row["prompt"] for row in rows],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import shutil
 import sys
 from pathlib import Path
 
@@ -28,11 +26,6 @@ def trainer_environment(on_cpu: bool) -> dict[str, str]:
     # The cores are shared with the replicas: one thread more for the trainer only takes theirs.
     threads = {"OMP_NUM_THREADS": "1"} if on_cpu else {}
     return {"TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false", **threads}
-
-
-def has_cuda() -> bool:
-    """Whether an NVIDIA driver is here, told without importing torch."""
-    return ctypes.util.find_library("cuda") is not None and shutil.which("nvidia-smi") is not None
 
 
 def _launcher(recipe: Recipe) -> list[str]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 MODEL_NAME = "toy-arithmetic"
 DATA_NAME = "toy-addition"
 
-# Short on purpose: the Qwen2.5 template adds a long default one when there is none, and prompts are most of the
-# compute.
-SYSTEM_PROMPT = "Add."
+# As long as it takes for two whole KV blocks of 32 tokens to hold the problem: routing by prefix and vLLM's prefix cache
+# work in whole blocks, and in a shorter prompt they would find nothing.
+SYSTEM_PROMPT = "Add these two numbers, and put their sum into \\boxed{}."
 # Share of careful demonstrations: low enough that the base policy is mostly wrong, high enough that a group of eight
 # rollouts nearly always holds both kinds.
 CAREFUL_SHARE = 0.35

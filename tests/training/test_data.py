@@ -37,6 +37,14 @@ def test_a_file_with_conversations(tmp_path: Path) -> None:
     assert rows[0] == {"prompt": [{"role": "user", "content": "hi"}], "answer": "x"}
 
 
+def test_a_dotted_column_reaches_into_an_object(tmp_path: Path) -> None:
+    name = write(tmp_path / "p.jsonl", {"problem": "1+1?", "judge": {"gold": "2"}})
+    rows, _ = load_rows(DataSection(name=name, answer_column="judge.gold"))
+    assert rows["answer"] == ["2"]
+    with pytest.raises(BadInput, match=r"no 'judge\.absent'"):
+        load_rows(DataSection(name=name, answer_column="judge.absent"))
+
+
 def test_bad_data_is_one_line(tmp_path: Path) -> None:
     name = write(tmp_path / "p.jsonl", {"question": "1+1?"})
     with pytest.raises(BadInput, match=r"data\.prompt_column.*no column 'problem'.*question"):

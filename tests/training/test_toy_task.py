@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.training.rewards import last_boxed, toy_sum
+from rlkit.training.toy_model import build_tokenizer, prompt_ids
 from rlkit.training.toy_task import Problem, demonstrations, split_problems
 
 problems = st.builds(Problem, st.integers(10, 99), st.integers(10, 99))
@@ -36,6 +37,15 @@ def test_no_demonstration_shows_a_held_out_problem() -> None:
     assert not set(trained) & set(held_out)
     shown = {problem for problem, _ in itertools.islice(demonstrations(seed=1), 5000)}
     assert not shown & set(held_out)
+
+
+def test_two_whole_blocks_of_32_tokens_hold_the_problem() -> None:
+    tokenizer = build_tokenizer()
+    for problem in (Problem(10, 10), Problem(99, 99)):
+        ids = prompt_ids(tokenizer, problem)
+        assert len(ids) > 64  # vLLM always computes the last token anew, so a hit on two blocks needs one more
+        assert tokenizer.encode("+", add_special_tokens=False)[0] in ids[32:61]
+        assert len(tokenizer.encode(problem.careful(), add_special_tokens=False)) < 32
 
 
 def test_demonstrations_repeat_with_their_seed() -> None:
