@@ -46,6 +46,7 @@ def stats_json(
                 "in_service": replica.serves,
                 "trouble": replica.trouble,
                 "routed": counts.on(number),
+                **{decision.replace("-", "_"): counts.cells[decision][number] for decision in DECISIONS},
                 "in_flight": router.in_flight[number],
                 **asdict(replica.outcomes),
                 "resent": replica.resent,

@@ -27,8 +27,8 @@ LAYERS = 2
 VOCABULARY = 288  # 256 bytes, 3 special tokens, and merges enough for the words of the task
 POSITIONS = 512
 
-PRETRAIN_STEPS = 1000
-BATCH = 48
+PRETRAIN_STEPS = 1200
+BATCH = 32
 LEARNING_RATE = 5e-3
 WARM_UP_STEPS = 30
 # A decay that stays high for most of the way: the digit carries are learnt late.

@@ -1,0 +1,5 @@
+"""`python -m rlkit`: the command line."""
+
+from rlkit.cli import app
+
+app()

@@ -1,0 +1,178 @@
+"""The main job for real: TRL trains, two vLLM servers generate, every adapter goes through the proxy to both.
+
+Minutes of work on two cores. What the pieces do when something breaks is tested in the fast tests with emulated replicas;
+here one real replica is killed, and the run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+from rlkit.engines.lock import read_state
+from rlkit.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+LOCAL = ROOT / "runs" / "local.yaml"
+# What the main job is held to: how soon a broken run is told, and how far a ratio may be from 1.
+TOLD_WITHIN_S = 15.0
+RATIO_BAND = (0.99, 1.01)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended: its folder, its frame, and what the command printed."""
+
+    folder: RunFolder
+    frame: pd.DataFrame
+    output: str
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One trackio and one model cache for the module, so that the toy model is built once."""
+    home = tmp_path_factory.mktemp("home")
+    return {**os.environ, "TRACKIO_DIR": str(home / "trackio"), "RLKIT_CACHE": str(home / "cache")}
+
+
+def rlkit(environment: dict[str, str], *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rlkit", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    with process.stdout:
+        text = process.stdout.read()
+    process.wait()
+    return text
+
+
+@pytest.fixture(scope="module")
+def main_job(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "main-job")
+    process = rlkit(environment, "run", LOCAL, "--folder", folder.path)
+    output = output_of(process)
+    assert process.returncode == 0, output
+    return Finished(folder, pd.read_parquet(folder.metrics), output)
+
+
+def test_every_adapter_reached_both_replicas(main_job: Finished) -> None:
+    proxy = json.loads(main_job.folder.proxy.read_text())
+    names = [adapter["name"] for adapter in proxy["adapters"]]
+    assert names == [f"trl-policy-v{version}" for version in range(1, len(main_job.frame) + 2)]
+    assert all(adapter["ok"] and adapter["accepted_by"] == 2 for adapter in proxy["adapters"])
+
+
+def test_the_proxy_and_vllm_count_the_same_requests(main_job: Finished) -> None:
+    proxy = json.loads(main_job.folder.proxy.read_text())
+    for replica in proxy["per_replica"]:
+        served = replica["vllm"]["request_success_total"] - replica["vllm_before"]["request_success_total"]
+        assert replica["completed"] == served > 0
+    assert proxy["affinity"] + proxy["spilled"] + proxy["unmatched"] == proxy["routed"]
+    assert sum(replica["routed"] for replica in proxy["per_replica"]) == proxy["routed"]
+    # Seven of a group's eight rollouts can find their prompt; a fair part of them must.
+    assert proxy["affinity"] > proxy["unmatched"]
+    assert all(replica["vllm"]["prefix_hits_total"] > 0 for replica in proxy["per_replica"])
+
+
+def test_trainer_and_servers_agree_on_probabilities(main_job: Finished) -> None:
+    assert main_job.frame["ratio"].between(*RATIO_BAND).all(), main_job.frame["ratio"].describe()
+
+
+def test_it_learns(main_job: Finished) -> None:
+    reward = main_job.frame["reward"]
+    quarter = len(reward) // 4
+    assert reward.tail(quarter).mean() - reward.head(quarter).mean() >= 0.3
+    accuracy = json.loads(main_job.folder.evaluation.read_text())
+    assert accuracy["prompts"] == 200
+    assert accuracy["trained"] > accuracy["base"] + 0.5
+
+
+def test_the_run_folder_and_trackio_hold_the_run(main_job: Finished, environment: dict[str, str]) -> None:
+    folder = main_job.folder
+    assert list(main_job.frame.index) == list(range(1, 51))
+    assert read_state(folder)["status"] == "finished"
+    assert (folder.adapter / "adapter_model.safetensors").exists()
+    assert {log.name for log in folder.logs.iterdir()} >= {
+        "trainer.log", "proxy.log", "replica-0.log", "replica-1.log",
+    }  # fmt: skip
+    process = rlkit(environment, "diagnose", "local", "--run", folder.name, "--json")
+    diagnosed = json.loads(output_of(process))
+    assert process.returncode == 0
+    assert json.dumps(json.loads(folder.verdict.read_text())["headline"]) in json.dumps(diagnosed)
+
+
+def test_the_report_opens_with_the_verdict(main_job: Finished) -> None:
+    headline = json.loads(main_job.folder.verdict.read_text())["headline"]
+    assert headline in main_job.output
+    assert str(main_job.folder.report) in main_job.output
+    page = main_job.folder.report.read_text()
+    assert "<script src" not in page
+    assert "trl-policy" in page
+
+
+@pytest.fixture
+def killed(environment: dict[str, str], tmp_path: Path) -> Iterator[tuple[RunFolder, float, int, str]]:
+    """A run whose second replica was killed after a checkpoint: folder, seconds until told, exit code, output."""
+    folder = RunFolder(tmp_path / "killed")
+    process = rlkit(environment, "run", LOCAL, "--folder", folder.path, "--set", "train.steps=20", *QUICK)
+    jobs: list[psutil.Process] = []
+    while steps_logged(folder) < 8:
+        assert process.poll() is None, output_of(process)
+        time.sleep(0.2)
+        jobs = psutil.Process(process.pid).children(recursive=True)
+    started = time.monotonic()
+    replica_process(jobs).kill()
+    output = output_of(process)
+    seconds = time.monotonic() - started
+    _, alive = psutil.wait_procs(jobs, timeout=10)
+    assert [job for job in alive if job.is_running() and job.status() != psutil.STATUS_ZOMBIE] == []
+    yield folder, seconds, process.returncode, output
+
+
+QUICK = ("--set", "train.save_steps=4", "--no-report")
+
+
+def steps_logged(folder: RunFolder) -> int:
+    return len(folder.steps.read_text().splitlines()) if folder.steps.exists() else 0
+
+
+def replica_process(jobs: list[psutil.Process]) -> psutil.Process:
+    """One vLLM server: the last started of those with its module on their command line."""
+    return [job for job in jobs if "vllm.entrypoints.openai.api_server" in job.cmdline()][-1]
+
+
+def test_a_killed_replica_ends_the_run_and_the_run_resumes(
+    killed: tuple[RunFolder, float, int, str], environment: dict[str, str]
+) -> None:
+    folder, seconds, exit_code, output = killed
+    assert exit_code == 3
+    assert "error: replica-1 was killed by SIGKILL" in output
+    assert seconds < TOLD_WITHIN_S
+    assert len(pd.read_parquet(folder.metrics)) >= 7  # trackio writes in batches; the last step may be missing
+
+    process = rlkit(environment, "run", folder.path, *QUICK)
+    resumed = output_of(process)
+    assert process.returncode == 0, resumed
+    assert "resumed from checkpoint-" in resumed
+    frame: Any = pd.read_parquet(folder.metrics)
+    assert list(frame.index) == list(range(1, 21))
+    names = [adapter["name"] for adapter in json.loads(folder.proxy.read_text())["adapters"]]
+    assert names[-1] == "trl-policy-v21"
+    assert frame["ratio"].between(*RATIO_BAND).all()
