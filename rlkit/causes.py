@@ -121,7 +121,8 @@ def shorten_sync(signals: Signals, recipe: Recipe | None) -> str:
     if recipe is None or recipe.transport.kind != "bucket" or recipe.lora is None:
         return rarer
     # A sync that had to ask a replica again took at least one pause between attempts.
-    if signals.weight_sync_s is None or signals.weight_sync_s < recipe.transport.retry_s:
+    loading = signals.weight_sync_s if signals.weight_sync_load_s is None else signals.weight_sync_load_s
+    if loading is None or loading < recipe.transport.retry_s:
         return rarer
     return f"lower transport.retry_s ({recipe.transport.retry_s:g} s now) or {rarer}"
 

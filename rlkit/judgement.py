@@ -100,9 +100,9 @@ def wait_words(signals: Signals) -> str:
 
 def queue_words(signals: Signals) -> str:
     """`the queue is full (208 of 256)`."""
-    state = {"empty": "nearly empty", "full": "full", "part": "partly filled", None: "of unknown size"}[
-        queue_state(signals)
-    ]
+    words = {"empty": "nearly empty", "full": "mostly full", "part": "partly filled", None: "of unknown size"}
+    brimming = signals.queue_fill is not None and signals.queue_fill >= BRIM
+    state = "full" if brimming else words[queue_state(signals)]
     of = "" if signals.queue_maxsize is None else f" of {number(signals.queue_maxsize)}"
     return f"the queue is {state} ({number(signals.queue_size or 0.0)}{of})"
 

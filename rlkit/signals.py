@@ -41,6 +41,7 @@ class Signals:
     rollout_wait_s: float | None = None
     wait_share: float | None = None  # of the step; an upper bound when step_s is None
     weight_sync_s: float | None = None  # one sync
+    weight_sync_load_s: float | None = None  # of it, from the saved adapter to resumed replicas: the part with retries
     weight_sync_per_step_s: float | None = None  # the same, spread over the steps between two
     sync_share: float | None = None  # of the step; an upper bound when step_s is None
     phases_over_step: float | None = None  # sum of the phases / step_s; above TIMER_SLACK they contradict each other
@@ -106,6 +107,7 @@ def measure(settled: pd.DataFrame, recipe: Recipe | None) -> Signals:
         **phases,
         fwd_bwd_over_fwd=_ratio(mean("perf/fwd_bwd_s"), mean("perf/fwd_s")),
         weight_sync_s=mean("perf/weight_sync_s"),
+        weight_sync_load_s=_load_s(mean),
         queue_size=queue,
         queue_maxsize=None if recipe is None else float(recipe.rollout.queue_maxsize),
         queue_full_reading=full,
@@ -129,6 +131,13 @@ def measure(settled: pd.DataFrame, recipe: Recipe | None) -> Signals:
         staleness_max=_finite(column(settled, "sample/staleness_max").max()),
         dropped_per_trained=_dropped(settled, samples),
     )
+
+
+def _load_s(mean: Callable[[str], float | None]) -> float | None:
+    """TRL times pause, barrier and save (`transfer`) of an adapter sync; load and resume are the rest."""
+    parts = [mean(f"perf/weight_sync_{part}s") for part in ("", "pause_", "barrier_", "transfer_")]
+    known = [part for part in parts if part is not None]
+    return known[0] - sum(known[1:]) if len(known) == len(parts) else None
 
 
 def full_queue_reading(samples_per_step: float | None, recipe: Recipe | None) -> float | None:

@@ -14,8 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recorded_runs import recorded
 
+from rlkit.causes import shorten_sync
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.recipe import Recipe, load_recipe
+from rlkit.signals import measure
 from rlkit.tracking import load_run, write_run
 
 ROOT = Path(__file__).parents[1]
@@ -207,7 +209,8 @@ def test_a_real_trainer_bound_run() -> None:
 
     assert (verdict.bound, verdict.confidence, verdict.steps) == ("trainer", "medium", 9)
     assert (
-        verdict.headline == "Trainer-bound: forward+backward takes 87 % of the step and the queue is full (198 of 256)."
+        verdict.headline
+        == "Trainer-bound: forward+backward takes 87 % of the step and the queue is mostly full (198 of 256)."
     )
     assert verdict.cause == "tiny microbatches (1.0 samples per row)"
     assert "train.token_budget=512 (four longest sequences)" in verdict.next_action
@@ -443,7 +446,7 @@ def test_headlines_tell_both_signs() -> None:
     assert [diagnose(frame, local_recipe()).headline for frame in (partly, unknown_wait, balanced)] == [
         "Trainer-bound: forward+backward takes 50 % of the step and finished rollouts are held back in 100 % of the "
         "steps.",
-        "Trainer-bound: generation is faster and the queue is full (200 of 256).",
+        "Trainer-bound: generation is faster and the queue is mostly full (200 of 256).",
         "Balanced: the trainer waits 6 % of the step for rollouts and the queue is partly filled (100 of 256).",
     ]
 
@@ -653,3 +656,11 @@ def test_more_waiting_never_looks_more_trainer_bound(wait: float, queue: float) 
     )
 
     assert order[less.bound] <= order[more.bound]
+
+
+def test_a_slow_pause_is_no_reason_to_shorten_the_retry() -> None:
+    slow = {"perf__weight_sync_s": 2.0, "perf__weight_sync_barrier_s": 0.0, "perf__weight_sync_transfer_s": 0.1}
+    pause = flat_frame(**slow, perf__weight_sync_pause_s=1.8)
+    load = flat_frame(**slow, perf__weight_sync_pause_s=0.1)
+    assert "transport.retry_s" not in shorten_sync(measure(pause, local_recipe()), local_recipe())
+    assert "transport.retry_s" in shorten_sync(measure(load, local_recipe()), local_recipe())

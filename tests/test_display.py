@@ -26,7 +26,8 @@ def shown(html: HTML) -> Page:
 def test_the_headline_is_one_bold_sentence_with_the_verdict_its_numbers_and_the_next_action() -> None:
     page = shown(display.headline(verdict(), {"run": "<r1>"}))
     assert page.first_bold.startswith(
-        "Trainer-bound: forward+backward takes 87 % of the step and the queue is full (198 of 256). Next: pack samples"
+        "Trainer-bound: forward+backward takes 87 % of the step and the queue is mostly full (198 of 256). "
+        "Next: pack samples"
     )
     assert page.lines == [page.first_bold, "confidence medium · run <r1>"]
 

@@ -1,7 +1,7 @@
 """The main job for real: TRL trains, two vLLM servers generate, every adapter goes through the proxy to both.
 
-Minutes of work on two cores. What the pieces do when something breaks is tested in the fast tests with emulated replicas;
-here one real replica is killed, and the run is resumed.
+Minutes of work on two cores. What the pieces do when something breaks is tested in the fast tests with emulated
+replicas; here one real replica is killed, and the run is resumed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def test_the_report_opens_with_the_verdict(main_job: Finished) -> None:
 
 
 @pytest.fixture
-def killed(environment: dict[str, str], tmp_path: Path) -> Iterator[tuple[RunFolder, float, int, str]]:
+def killed(environment: dict[str, str], tmp_path: Path) -> tuple[RunFolder, float, int, str]:
     """A run whose second replica was killed after a checkpoint: folder, seconds until told, exit code, output."""
     folder = RunFolder(tmp_path / "killed")
     process = rlkit(environment, "run", LOCAL, "--folder", folder.path, "--set", "train.steps=20", *QUICK)
@@ -143,7 +142,7 @@ def killed(environment: dict[str, str], tmp_path: Path) -> Iterator[tuple[RunFol
     seconds = time.monotonic() - started
     _, alive = psutil.wait_procs(jobs, timeout=10)
     assert [job for job in alive if job.is_running() and job.status() != psutil.STATUS_ZOMBIE] == []
-    yield folder, seconds, process.returncode, output
+    return folder, seconds, process.returncode, output
 
 
 QUICK = ("--set", "train.save_steps=4", "--no-report")

@@ -113,7 +113,7 @@ def test_diagnose_of_a_run_folder_is_a_page_that_a_browser_draws(tmp_path: Path)
     folder = run_folder(tmp_path / "measured")
     page = checked(report_run(folder))
     assert page.first_bold.startswith(
-        "Trainer-bound: forward+backward takes 87 % of the step and the queue is full (198 of 256). Next: "
+        "Trainer-bound: forward+backward takes 87 % of the step and the queue is mostly full (198 of 256). Next: "
     )
     for expected in (
         "run measured · project recorded",

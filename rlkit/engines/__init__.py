@@ -19,8 +19,8 @@ __all__ = ["Event", "OnEvent", "Outcome", "launch"]
 def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
     """Execute `recipe` on its engine and return when it is done.
 
-    An error of preflight's stops here. The same folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines
-    after.
+    An error of preflight's stops here. The same folder again resumes its run. Raises BadInput before anything starts,
+    RunFailed with the log's last lines after.
     """
     findings = preflight.check(recipe, preflight.gather_facts(recipe, folder.path))
     errors = [str(finding) for finding in findings if finding.severity == "error"]

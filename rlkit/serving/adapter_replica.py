@@ -48,6 +48,10 @@ class Request:
     path: str = ""
     serial: int = 0
 
+    def is_wanted(self, wanted: Mapping[str, WantedAdapter]) -> bool:
+        """Whether the weights it loads are still wanted under this name."""
+        return self.name in wanted and wanted[self.name].serial == self.serial
+
 
 @dataclass
 class ReplicaAdapters:
@@ -71,6 +75,10 @@ class ReplicaAdapters:
         """Whether the replica has this adapter with these weights."""
         return self.held.get(adapter.name) == adapter.serial
 
+    def unwanted(self, wanted: Mapping[str, WantedAdapter]) -> list[str]:
+        """Names it holds that nobody wants, or not with these weights."""
+        return [name for name in self.held if name not in wanted or not self.holds(wanted[name])]
+
     @property
     def is_broken(self) -> bool:
         """Whether it failed too often in a row to be of use."""
@@ -91,9 +99,9 @@ class ReplicaAdapters:
         """
         if not self._listed:
             return Request("list")
-        for name, serial in self.held.items():
-            if serial is None or name not in wanted or wanted[name].serial != serial:
-                return Request("unload", name)
+        unwanted = self.unwanted(wanted)
+        if unwanted:
+            return Request("unload", unwanted[0])
         missing = [adapter for adapter in wanted.values() if not self.holds(adapter) and self._is_due(adapter, loading)]
         if not self._swept or any(adapter.name in self.seen for adapter in missing):
             return Request("reset")

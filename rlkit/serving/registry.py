@@ -93,7 +93,7 @@ class AdapterRegistry:
     def next_wake(self) -> float | None:
         """When `tick` has something to do at the latest, on the clock of the events; None: nothing waits for time."""
         times = [link.not_before for link in self._links if link.not_before is not None]
-        if self._current is not None and self._current.failed is None:
+        if self._current is not None and self._current.action == "load" and self._current.failed is None:
             times.append(self._current.deadline)
         return min(times, default=None)
 
@@ -207,12 +207,14 @@ class AdapterRegistry:
                 f"replica {', '.join(map(str, lagging))} did not accept it" if serving else "no replica was in service"
             )
             self._fail(operation, f"{who} within {self._deadline_s:g} s")
-        # A load that failed and an unload are over when no replica that serves has, or may yet get, the adapter.
-        links = [self._links[number] for number in serving]
-        return not any(
-            operation.name in link.adapters.held or (link.asked is not None and link.asked.name == operation.name)
-            for link in links
-        )
+        # Whatever was dropped on the way (the adapter itself, versions of a run before) is off before the operation is
+        # over: who is told of its end may rely on the replicas, and the next operation on their free slots.
+        return all(self._is_clean(self._links[number]) for number in serving)
+
+    def _is_clean(self, link: _Link) -> bool:
+        asked = link.asked
+        may_get_more = asked is not None and asked.action == "load" and not asked.is_wanted(self._wanted)
+        return not may_get_more and not link.adapters.unwanted(self._wanted)
 
     def _finish(self, operation: _Operation, now: float) -> None:
         adapter = self._wanted.get(operation.name)

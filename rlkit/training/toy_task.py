@@ -14,8 +14,8 @@ from dataclasses import dataclass
 MODEL_NAME = "toy-arithmetic"
 DATA_NAME = "toy-addition"
 
-# As long as it takes for two whole KV blocks of 32 tokens to hold the problem: routing by prefix and vLLM's prefix cache
-# work in whole blocks, and in a shorter prompt they would find nothing.
+# As long as it takes for two whole KV blocks of 32 tokens to hold the problem: routing by prefix and vLLM's prefix
+# cache work in whole blocks, and in a shorter prompt they would find nothing.
 SYSTEM_PROMPT = "Add these two numbers, and put their sum into \\boxed{}."
 # Share of careful demonstrations: low enough that the base policy is mostly wrong, high enough that a group of eight
 # rollouts nearly always holds both kinds.

@@ -417,6 +417,36 @@ def test_operations_take_their_turn() -> None:
     assert bench.registry.live == {"trl-policy-v2": "/2"}
 
 
+def test_a_load_that_fails_ends_only_when_what_it_replaced_is_off_too() -> None:
+    """A lower version drops the higher one; at the deadline the unload of that one is still on its way."""
+    bench = started(replicas=1)
+    bench.load("trl-policy-v2", "/2")
+    number = bench.load("trl-policy-v1", "/1")
+    bench.answer(bench.pending[0], bench.servers[0].do(bench.pending[0]))
+    assert bench.actions(0) == ["load trl-policy-v2", "unload trl-policy-v2"]
+    bench.wait(DEADLINE_S)
+    assert number not in bench.reports
+    bench.work()
+    assert bench.reports[number].reason == f"replica 0 did not accept it within {DEADLINE_S:g} s"
+    assert bench.servers[0].loaded == bench.registry.live == {}
+
+
+def test_an_unload_is_tried_again_after_a_while_and_has_no_deadline() -> None:
+    """A wake-up in the past would make the shell spin until the retry."""
+    bench = started(replicas=1)
+    bench.load("trl-policy-v2", "/2")
+    bench.work()
+    number = bench.unload("trl-policy-v2")
+    assert bench.registry.next_wake is None
+    bench.wait(DEADLINE_S)
+    bench.answer(bench.pending[0], Answer(None, "connection reset"))
+    assert bench.registry.next_wake == DEADLINE_S + RETRY_S
+    bench.wait(RETRY_S)
+    bench.work()
+    assert bench.reports[number].ok
+    assert bench.servers[0].loaded == {}
+
+
 NAMES = ("trl-policy-v1", "trl-policy-v2", "trl-policy-v3", "eval")
 
 
@@ -511,6 +541,11 @@ class Fleet(RuleBasedStateMachine):
     def one_request_per_replica_at_a_time(self) -> None:
         replicas = [send.replica for send in self.bench.pending]
         assert len(replicas) == len(set(replicas))
+
+    @invariant()
+    def it_never_asks_to_be_woken_in_the_past(self) -> None:
+        wake = self.bench.registry.next_wake
+        assert wake is None or wake > self.bench.now
 
     def teardown(self) -> None:
         """Left alone with working replicas, everything comes to its end."""
