@@ -572,5 +572,5 @@ class Fleet(RuleBasedStateMachine):
         assert [server.paused for server in self.bench.servers] == [wanted] * 3
 
 
-Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Fleet.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 test_any_sequence_of_events = Fleet.TestCase
