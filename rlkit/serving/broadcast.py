@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
-
 from rlkit.serving.adapter_answers import Answer, message_of
 from rlkit.serving.adapter_commands import OperationReport
 from rlkit.serving.adapter_driver import AdapterDriver
-from rlkit.serving.forward import error
+from rlkit.serving.control import JSON, ControlAnswer, ControlRequest, Routes, error, json_answer, text_answer
 from rlkit.serving.upstream import Upstreams
 
 # TRL gives /health 5 s.
@@ -35,19 +33,19 @@ class Broadcaster:
         self._keeps_cache = keeps_cache
         self._count = len(upstreams.urls)
 
-    def routes(self) -> list[web.RouteDef]:
-        """All handlers with their paths, which are vLLM's."""
-        return [
-            web.get("/health", self._health),
-            web.get("/v1/models", self._models),
-            web.post("/v1/load_lora_adapter", self._load),
-            web.post("/v1/unload_lora_adapter", self._unload),
-            web.post("/pause", self._pause),
-            web.post("/resume", self._resume),
-            web.get("/is_paused", self._is_paused),
-            web.post("/reset_prefix_cache", self._reset),
-            web.get("/server_info", self._server_info),
-        ]
+    def routes(self) -> Routes:
+        """All handlers by method and path, which are vLLM's."""
+        return {
+            ("GET", "/health"): self._health,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/load_lora_adapter"): self._load,
+            ("POST", "/v1/unload_lora_adapter"): self._unload,
+            ("POST", "/pause"): self._pause,
+            ("POST", "/resume"): self._resume,
+            ("GET", "/is_paused"): self._is_paused,
+            ("POST", "/reset_prefix_cache"): self._reset,
+            ("GET", "/server_info"): self._server_info,
+        }
 
     async def _ask_all(
         self,
@@ -65,7 +63,7 @@ class Broadcaster:
         )
         return dict(zip(replicas, answers, strict=True))
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _health(self, request: ControlRequest) -> ControlAnswer:
         """200 when every replica is in service and healthy."""
         answers = await self._ask_all("GET", "/health", HEALTH_TIMEOUT_S, everyone=True)
         problems = {}
@@ -78,9 +76,9 @@ class Broadcaster:
                 )
         if problems:
             return error(HTTPStatus.SERVICE_UNAVAILABLE, "not every replica is in service", replicas=problems)
-        return web.Response()
+        return ControlAnswer()
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def _pause(self, request: ControlRequest) -> ControlAnswer:
         params = dict(request.query)
         if self._keeps_cache:
             # vLLM clears the cache by default in every mode, which preempts whatever runs at every sync. Versioned
@@ -88,10 +86,10 @@ class Broadcaster:
             params["clear_cache"] = "false"
         return await self._switch("/pause", params, paused=True)
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def _resume(self, request: ControlRequest) -> ControlAnswer:
         return await self._switch("/resume", dict(request.query), paused=False)
 
-    async def _switch(self, path: str, params: dict[str, str], *, paused: bool) -> web.Response:
+    async def _switch(self, path: str, params: dict[str, str], *, paused: bool) -> ControlAnswer:
         answers = await self._ask_all("POST", path, CONTROL_TIMEOUT_S, params)
         unreachable = [number for number, answer in answers.items() if answer.status is None]
         for number in unreachable:
@@ -106,24 +104,24 @@ class Broadcaster:
         self._driver.set_paused(paused, answers)
         return _as_is(next(iter(answers.values())))
 
-    async def _is_paused(self, request: web.Request) -> web.Response:
+    async def _is_paused(self, request: ControlRequest) -> ControlAnswer:
         answers = await self._ask_all("GET", "/is_paused", CONTROL_TIMEOUT_S)
         states = {str(number): (_json(answer) or {}).get("is_paused") for number, answer in answers.items()}
         refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
         if not answers or refused:
             return _refusal("/is_paused", refused)
-        return web.json_response({"is_paused": any(states.values()), "replicas": states})
+        return json_answer({"is_paused": any(states.values()), "replicas": states})
 
-    async def _reset(self, request: web.Request) -> web.Response:
+    async def _reset(self, request: ControlRequest) -> ControlAnswer:
         answers = await self._ask_all("POST", "/reset_prefix_cache", CONTROL_TIMEOUT_S, dict(request.query))
         refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
         if not answers or refused:
             return _refusal("/reset_prefix_cache", refused)
-        return web.json_response({"success": all((_json(answer) or {}).get("success") for answer in answers.values())})
+        return json_answer({"success": all((_json(answer) or {}).get("success") for answer in answers.values())})
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def _load(self, request: ControlRequest) -> ControlAnswer:
         """Load on all or none. Never 404: TRL takes that for a server without the endpoint."""
-        body = await _body(request)
+        body = request.fields()
         name, path = body.get("lora_name"), body.get("lora_path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
             return error(HTTPStatus.BAD_REQUEST, "Both 'lora_name' and 'lora_path' must be provided.")
@@ -134,10 +132,10 @@ class Broadcaster:
             return error(HTTPStatus.BAD_REQUEST, reason)
         report = await self._driver.load(name, path)
         if report.ok:
-            return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+            return text_answer(f"Success: LoRA adapter '{name}' added successfully.")
         return await self._load_failed(report)
 
-    async def _load_failed(self, report: OperationReport) -> web.Response:
+    async def _load_failed(self, report: OperationReport) -> ControlAnswer:
         # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
         resumed = await self._switch("/resume", {}, paused=False)
         was_resumed = resumed.status == HTTPStatus.OK
@@ -151,16 +149,16 @@ class Broadcaster:
             HTTPStatus.SERVICE_UNAVAILABLE, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed
         )
 
-    async def _unload(self, request: web.Request) -> web.Response:
-        name = (await _body(request)).get("lora_name")
+    async def _unload(self, request: ControlRequest) -> ControlAnswer:
+        name = request.fields().get("lora_name")
         if not isinstance(name, str) or not name:
             return error(HTTPStatus.BAD_REQUEST, "'lora_name' needs to be provided to unload a LoRA adapter.")
         report = await self._driver.unload(name)
         if report.ok:
-            return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+            return text_answer(f"Success: LoRA adapter '{name}' removed successfully.")
         return error(HTTPStatus.NOT_FOUND, report.reason or "")
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _models(self, request: ControlRequest) -> ControlAnswer:
         """The base models with the shortest `max_model_len` of all replicas, and the adapters that all of them hold."""
         answers = await self._ask_all("GET", "/v1/models", CONTROL_TIMEOUT_S)
         lists = [(_json(answer) or {}).get("data") for answer in answers.values()]
@@ -173,9 +171,9 @@ class Broadcaster:
         for card in merged:
             if card.get("max_model_len"):
                 card["max_model_len"] = min(lengths)
-        return web.json_response({"object": "list", "data": merged})
+        return json_answer({"object": "list", "data": merged})
 
-    async def _server_info(self, request: web.Request) -> web.Response:
+    async def _server_info(self, request: ControlRequest) -> ControlAnswer:
         """The first replica's, with the limits that all replicas keep; 502 when they serve different models."""
         answers = await self._ask_all("GET", "/server_info", INFO_TIMEOUT_S, dict(request.query))
         refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
@@ -188,7 +186,7 @@ class Broadcaster:
             if different:
                 return error(HTTPStatus.BAD_GATEWAY, f"the replicas do not serve the same model: {different}")
             infos[0]["vllm_config"] |= _common_limits(configs)
-        return web.json_response(infos[0])
+        return json_answer(infos[0])
 
 
 def _differences(configs: list[Any]) -> str | None:
@@ -209,7 +207,7 @@ def _common_limits(configs: list[Any]) -> dict[str, Any]:
     return {"lora_config": lora, "parallel_config": parallel[0] | {"data_parallel_size": size}}
 
 
-def _refusal(path: str, refused: Mapping[int, Answer]) -> web.Response:
+def _refusal(path: str, refused: Mapping[int, Answer]) -> ControlAnswer:
     if not refused:
         return error(HTTPStatus.SERVICE_UNAVAILABLE, f"{path}: no replica is in service; see /health")
     reasons = {str(number): message_of(answer) for number, answer in refused.items()}
@@ -217,8 +215,8 @@ def _refusal(path: str, refused: Mapping[int, Answer]) -> web.Response:
     return error(HTTPStatus.BAD_GATEWAY, f"{path}: {listed}", replicas=reasons)
 
 
-def _as_is(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status or HTTPStatus.OK, text=answer.text, content_type="application/json")
+def _as_is(answer: Answer) -> ControlAnswer:
+    return ControlAnswer(answer.status or HTTPStatus.OK, answer.text.encode(), JSON)
 
 
 def _json(answer: Answer) -> dict[str, Any] | None:
@@ -227,11 +225,3 @@ def _json(answer: Answer) -> dict[str, Any] | None:
     except ValueError:
         return None
     return data if isinstance(data, dict) else None
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        data = json.loads(await request.read())
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from rlkit.serving.control import ControlAnswer, error
 from rlkit.serving.prompt_blocks import routing_key
 from rlkit.serving.replica_health import Outcome, Outcomes, ReplicaHealth
 from rlkit.serving.router import Router
@@ -55,7 +56,7 @@ class Forwarder:
         routed = self.router.route(key.model, key.blocks, key.sequences)
         if routed is None:
             self.unrouted += 1
-            return error(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is in service; see /health")
+            return as_response(error(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is in service; see /health"))
         outcome: Outcome = "failed"
         try:
             response, outcome = await self._forward(request, routed.replica, key.model, body)
@@ -98,7 +99,7 @@ class Forwarder:
                     request.transport.abort()
                 return response, "failed"
             reason = f"replica {replica} ({self.upstreams.urls[replica]}): {type(problem).__name__}: {problem}"
-            return error(HTTPStatus.BAD_GATEWAY, reason), "failed"
+            return as_response(error(HTTPStatus.BAD_GATEWAY, reason)), "failed"
 
 
 async def _write(response: web.StreamResponse, chunk: bytes) -> None:
@@ -109,11 +110,11 @@ async def _write(response: web.StreamResponse, chunk: bytes) -> None:
         raise asyncio.CancelledError from None
 
 
-def error(status: HTTPStatus, message: str, **more: Any) -> web.Response:
-    """An error in the JSON that vLLM's clients read, with further fields beside the message."""
-    kind = status.phrase.replace(" ", "") + "Error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": int(status)} | more}
-    return web.json_response(body, status=status)
+def as_response(answer: ControlAnswer) -> web.Response:
+    """The answer for aiohttp."""
+    return web.Response(
+        status=answer.status, body=answer.body, headers={"Content-Type": answer.content_type, **answer.headers}
+    )
 
 
 def _outcome(status: int) -> Outcome:

@@ -28,7 +28,8 @@ from rlkit.errors import BadInput
 from rlkit.serving.adapter_answers import Answer
 from rlkit.serving.adapter_driver import AdapterDriver
 from rlkit.serving.broadcast import Broadcaster
-from rlkit.serving.forward import Forwarder, error
+from rlkit.serving.control import ControlRequest, Handler, error
+from rlkit.serving.forward import Forwarder, as_response
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 from rlkit.serving.proxy_stats import ReplicaStatus, merged_page, own_metrics, stats_json
 from rlkit.serving.registry import AdapterRegistry
@@ -87,7 +88,8 @@ class Proxy:
     def app(self) -> web.Application:
         """The web application."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        app.add_routes(Broadcaster(self._upstreams, self._driver, keeps_cache=self._config.keeps_cache).routes())
+        control = Broadcaster(self._upstreams, self._driver, keeps_cache=self._config.keeps_cache).routes()
+        app.add_routes([web.route(method, path, _as_aiohttp(handler)) for (method, path), handler in control.items()])
         app.add_routes(
             [
                 web.post("/v1/completions", self._forwarder.handle),
@@ -234,8 +236,17 @@ async def _errors_as_json(
         return await handler(request)
     except web.HTTPException as problem:
         if problem.status == HTTPStatus.NOT_FOUND:
-            return error(HTTPStatus.NOT_FOUND, f"the proxy has no {request.path}; nothing was sent to the replicas")
-        return error(HTTPStatus(problem.status), problem.text or problem.reason)
+            message = f"the proxy has no {request.path}; nothing was sent to the replicas"
+            return as_response(error(HTTPStatus.NOT_FOUND, message))
+        return as_response(error(HTTPStatus(problem.status), problem.text or problem.reason))
+
+
+def _as_aiohttp(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.read()
+        return as_response(await handler(ControlRequest(request.method, request.path, dict(request.query), body)))
+
+    return handle
 
 
 def _write_atomically(path: Path, text: str) -> None:
