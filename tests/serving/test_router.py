@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlkit.serving.prefix_index import DIGEST_BYTES, prefix_chain
 from rlkit.serving.prompt_blocks import token_blocks
-from rlkit.serving.router import DECISIONS, INDEX_CAPACITY, Decision, Routed, Router, chained_hashes
+from rlkit.serving.router import DECISIONS, INDEX_CAPACITY, Decision, Routed, Router
 
 BLOCK = 16
 TEMPLATE = list(range(23))  # one whole block and a rest, as the published chat template
@@ -49,17 +50,6 @@ def serve_everywhere(to: Router, blocks: tuple[bytes, ...]) -> None:
         opened.append(send(to, blocks))  # until the first replica is too far ahead and the rest spills
     for routed in opened:
         to.release(routed)
-
-
-def test_hashes_name_a_prefix_under_one_adapter() -> None:
-    blocks = prompt(0, 135)
-    hashes = chained_hashes("a", blocks)
-    assert len(hashes) == len(set(hashes)) == 8
-    assert chained_hashes("a", blocks[:3]) == hashes[:3]
-    assert not set(hashes) & set(chained_hashes("b", blocks))
-    swapped = chained_hashes("a", (blocks[0], blocks[2], blocks[1]))
-    assert swapped[0] == hashes[0]
-    assert not set(swapped[1:]) & set(hashes)
 
 
 def test_the_published_worked_example() -> None:
@@ -145,7 +135,7 @@ def test_ties_of_least_loaded_go_round_robin() -> None:
 
 
 def test_the_round_robin_policy_ignores_prefixes_and_counts_apart() -> None:
-    two = Router(2, policy="round-robin")
+    two = Router(2, 8, "round-robin")
     two.set_routable(0, True)
     two.set_routable(1, True)
     routed = [send(two, prompt(0, 135)) for _ in range(4)]
@@ -156,7 +146,7 @@ def test_the_round_robin_policy_ignores_prefixes_and_counts_apart() -> None:
 
 
 def test_only_routable_replicas_are_considered() -> None:
-    two = Router(2)
+    two = Router(2, 8)
     assert two.route("a", prompt(0, 135)) is None
     two.set_routable(1, True)
     assert [send(two, prompt(0, 135)).replica for _ in range(20)] == [1] * 20
@@ -164,6 +154,17 @@ def test_only_routable_replicas_are_considered() -> None:
     assert two.route("a", prompt(0, 135)) is None
     assert two.in_flight == [0, 20]
     assert two.counts.routed == 20
+
+
+def test_a_replica_to_avoid_is_not_chosen_however_much_it_has() -> None:
+    two = router()
+    assert send(two, prompt(0, 135)).replica == 0
+    second = two.route("trl-policy-v1", prompt(0, 135), avoid=0)
+    assert second is not None
+    assert (second.replica, second.decision) == (1, "unmatched")
+    two.set_routable(1, False)
+    assert two.route("trl-policy-v1", prompt(0, 135), avoid=0) is None
+    assert two.counts.routed == 2
 
 
 def test_a_replica_that_comes_back_has_lost_its_cache() -> None:
@@ -209,8 +210,7 @@ def test_the_index_drops_the_ends_of_the_oldest_prompts_first() -> None:
     send(one, prompt(0, 135))  # 8 blocks, the first shared with problem 1
     send(one, prompt(1, 103))  # 6 blocks: 13 in all
     assert one.indexed_blocks == 10
-    known = chained_hashes("trl-policy-v1", prompt(0, 135))
-    assert [digest in one._index for digest in known] == [True] * 5 + [False] * 3
+    assert one.index.find("trl-policy-v1", prefix_chain("trl-policy-v1", prompt(0, 135))).known_blocks == 5
 
 
 requests = st.tuples(
@@ -265,7 +265,7 @@ def test_counters_and_index_hold_under_any_sequence(
         expected = [sum(r.sequences for r in opened if r.replica == replica) for replica in range(3)]
         assert made.in_flight == expected
         assert made.indexed_blocks <= capacity
-        assert sum(map(len, made._by_adapter.values())) == made.indexed_blocks
+        assert sum(len(run.digests) for run in made.index._recent) == made.indexed_blocks * DIGEST_BYTES
 
 
 def test_round_robin_spreads_evenly() -> None:
