@@ -18,8 +18,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from safetensors import SafetensorError, safe_open
 
+from rlkit.serving.prefix_index import chained_hashes
 from rlkit.serving.prompt_blocks import token_blocks
-from rlkit.serving.router import chained_hashes
 
 # The emulated vocabulary; an id is also its own text.
 VOCABULARY = 256
