@@ -201,9 +201,7 @@ def proxy(
     stats_file: Annotated[Path | None, typer.Option(help="Where to write the counters as JSON.")] = None,
 ) -> None:
     """Serve several vLLM servers as one, with every adapter on each, until stopped."""
-    import asyncio
-
-    from rlkit.serving.proxy import run_until_stopped
+    from rlkit.serving.proxy import run
     from rlkit.serving.proxy_config import parse_proxy_config
 
     settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
@@ -213,7 +211,7 @@ def proxy(
         settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
     elif overrides:
         raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")
-    asyncio.run(run_until_stopped(parse_proxy_config(settings, "proxy")))
+    run(parse_proxy_config(settings, "proxy"))
 
 
 @app.command()

@@ -13,28 +13,29 @@ import contextlib
 import json
 import logging
 import os
+import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-
-from aiohttp import web
 
 from rlkit.engines.parent_watch import exit_with_parent
 from rlkit.errors import BadInput
 from rlkit.serving.adapter_answers import Answer
 from rlkit.serving.adapter_driver import AdapterDriver
+from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.broadcast import Broadcaster
-from rlkit.serving.control import ControlRequest, Handler, error
-from rlkit.serving.forward import Forwarder, as_response
+from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, json_answer
+from rlkit.serving.forward import Forwarder
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 from rlkit.serving.proxy_stats import ReplicaStatus, merged_page, own_metrics, stats_json
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.replica_health import ReplicaHealth
 from rlkit.serving.router import Router
+from rlkit.serving.server import Server
 from rlkit.serving.upstream import Upstreams
 from rlkit.serving.vllm_metrics import ReplicaReading, read_page
 
@@ -48,12 +49,6 @@ PROBE_TIMEOUT_S = 5.0
 READ_EVERY_S = 2.0
 READ_TIMEOUT_S = 5.0
 
-# A batch of 1,024 prompts (vLLM's own limit) of 32 k tokens is about 200 MB of JSON.
-MAX_BODY_BYTES = 256 * 1024**2
-
-# Rollout workers open all their connections at once; with the usual 128 the rest would wait for a second SYN.
-BACKLOG = 2048
-
 # What a stopping proxy leaves its clients to read answers that are on their way.
 SHUTDOWN_S = 2.0
 
@@ -61,7 +56,7 @@ SHUTDOWN_S = 2.0
 class Proxy:
     """A running proxy; see `serve`."""
 
-    def __init__(self, config: ProxyConfig, upstreams: Upstreams) -> None:
+    def __init__(self, config: ProxyConfig, upstreams: Upstreams, push: AdapterPush | None = None) -> None:
         count = len(config.replicas)
         transport = config.transport
         self.router = Router(count, config.routing.spill_threshold, config.routing.policy)
@@ -71,34 +66,48 @@ class Proxy:
             deadline_s=transport.deadline_s,
             max_loras=config.max_loras,
             policy_prefix=config.policy_prefix,
+            pushes=push is not None,
+            jitter=random.random,
         )
         self.url = ""
         self.watching: asyncio.Task[None] | None = None
         self._config = config
         self._upstreams = upstreams
         self._health = ReplicaHealth(count)
-        self._driver = AdapterDriver(self.registry, self.router, upstreams)
-        self._forwarder = Forwarder(self.router, upstreams, self._health, self._lost, self._forgot)
+        self._driver = AdapterDriver(self.registry, self.router, upstreams, push)
+        self._forwarder = Forwarder(
+            self.router,
+            upstreams,
+            self._health,
+            on_lost=self._lost,
+            on_forgotten=self._forgot,
+            admission=self._driver,
+        )
         if config.routing.block_size is not None:
             self._forwarder.block_size = config.routing.block_size
         self._pages: list[str | None] = [None] * count
         self._readings = [ReplicaReading()] * count
         self._first_readings: list[ReplicaReading | None] = [None] * count
 
-    def app(self) -> web.Application:
-        """The web application."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        control = Broadcaster(self._upstreams, self._driver, keeps_cache=self._config.keeps_cache).routes()
-        app.add_routes([web.route(method, path, _as_aiohttp(handler)) for (method, path), handler in control.items()])
-        app.add_routes(
-            [
-                web.post("/v1/completions", self._forwarder.handle),
-                web.post("/v1/chat/completions", self._forwarder.handle),
-                web.get("/metrics", self._metrics),
-                web.get("/stats", self._stats),
-            ]
+    async def listen(self) -> None:
+        """Take requests from now on. Raises OSError when the port cannot be had."""
+        config = self._config
+        bearer = config.incoming_token()
+        if bearer is not None and self._forwarder.authorization is None:
+            self._forwarder.authorization = ""  # the client's token is for the proxy, not for the replicas
+        self.server = Server(self._forwarder, self._routes(), bearer)
+        port = await self.server.listen(config.host, config.port)
+        self.url = f"http://{config.host}:{port}"
+        if config.port_file is not None:
+            _write_atomically(config.port_file, f"{port}\n")
+
+    def _routes(self) -> Routes:
+        config = self._config
+        control = Broadcaster(
+            self._upstreams, self._driver, keeps_cache=config.keeps_cache, adapter_root=config.adapter_root
         )
-        return app
+        own: Routes = {("GET", "/metrics"): self._metrics, ("GET", "/proxy/stats"): self._stats}
+        return control.routes() | own
 
     async def run(self) -> None:
         """Watch the replicas and write the counters until cancelled."""
@@ -122,9 +131,10 @@ class Proxy:
     async def _watch(self, replica: int) -> None:
         while True:
             if self._driver.registry.is_out(replica):
-                answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
-                if answer.status == HTTPStatus.OK:
-                    await self._welcome(replica)
+                if self._health.may_return(replica, _now()):
+                    answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
+                    if answer.status == HTTPStatus.OK:
+                        await self._welcome(replica)
                 await asyncio.sleep(PROBE_EVERY_S)
             else:
                 await asyncio.sleep(READ_EVERY_S)
@@ -134,7 +144,7 @@ class Proxy:
                     self._lost(replica)
 
     async def _welcome(self, replica: int) -> None:
-        self._health.recovered(replica)
+        self._health.recovered(replica, _now())
         await self._read(replica)
         reading = self._readings[replica]
         if self._first_readings[replica] is None:
@@ -155,22 +165,25 @@ class Proxy:
         await asyncio.gather(*(self._read(replica) for replica in range(len(self._readings))))
 
     def _lost(self, replica: int) -> None:
+        self._health.went(replica, _now())
         self._driver.replica_left(replica)
 
-    def _forgot(self, replica: int, model: str) -> None:
-        if model in self.registry.live and self.registry.serves(replica):
-            logger.warning("replica %d does not know %s any more: it was restarted", replica, model)
-            self._driver.replica_left(replica)
-            self._driver.replica_back(replica)
+    def _forgot(self, replica: int, model: str) -> bool:
+        if model not in self.registry.live or not self.registry.serves(replica):
+            return False
+        logger.warning("replica %d does not know %s any more: it was restarted", replica, model)
+        self._driver.replica_left(replica)
+        self._driver.replica_back(replica)
+        return True
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
         own = own_metrics(self.router, self._statuses(), list(self._driver.reports))
-        return web.Response(body=merged_page(own, self._pages), content_type="text/plain", charset="utf-8")
+        return ControlAnswer(body=merged_page(own, self._pages))
 
-    async def _stats(self, request: web.Request) -> web.Response:
+    async def _stats(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
-        return web.json_response(self.stats())
+        return json_answer(self.stats())
 
     def _statuses(self) -> list[ReplicaStatus]:
         return [
@@ -203,50 +216,33 @@ class Proxy:
 @asynccontextmanager
 async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
     """Run a proxy; inside the context it listens on `proxy.url`. Raises BadInput when it cannot."""
-    async with Upstreams(config.replicas, config.token()) as upstreams:
-        proxy = Proxy(config, upstreams)
-        # Without handler_cancellation a client that goes away would leave its generation running.
-        runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
-        await runner.setup()
+    async with AsyncExitStack() as stack:
+        upstreams = await stack.enter_async_context(Upstreams(config.replicas, config.token()))
+        bearer = config.receiver_token()
+        push = None
+        if config.transport.kind == "push" and bearer is not None:
+            push = await stack.enter_async_context(AdapterPush(config.receivers, bearer))
+        proxy = Proxy(config, upstreams, push)
         proxy.watching = asyncio.create_task(proxy.run())
         try:
             try:
-                await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
+                await proxy.listen()
             except OSError as problem:
                 raise BadInput(f"port: cannot listen on {config.host}:{config.port}: {problem.strerror}") from None
-            port = runner.addresses[0][1]
-            proxy.url = f"http://{config.host}:{port}"
-            if config.port_file is not None:
-                _write_atomically(config.port_file, f"{port}\n")
             logger.info("listening on %s", proxy.url)
-            yield proxy
+            try:
+                yield proxy
+            finally:
+                await proxy.server.close(SHUTDOWN_S)
         finally:
-            await runner.cleanup()
             proxy.watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await proxy.watching
             await proxy.close()
 
 
-@web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as problem:
-        if problem.status == HTTPStatus.NOT_FOUND:
-            message = f"the proxy has no {request.path}; nothing was sent to the replicas"
-            return as_response(error(HTTPStatus.NOT_FOUND, message))
-        return as_response(error(HTTPStatus(problem.status), problem.text or problem.reason))
-
-
-def _as_aiohttp(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        body = await request.read()
-        return as_response(await handler(ControlRequest(request.method, request.path, dict(request.query), body)))
-
-    return handle
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -280,6 +276,20 @@ async def run_until_stopped(config: ProxyConfig) -> None:
         waiting.cancel()
 
 
+def run(config: ProxyConfig) -> None:
+    """`run_until_stopped` on the fastest event loop there is."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run_until_stopped(config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the proxy until SIGTERM, SIGINT or the end of its parent; exit code 2 for a bad configuration."""
     parser = argparse.ArgumentParser(prog="python -m rlkit.serving.proxy", description=__doc__.splitlines()[0])
@@ -289,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_proxy_config(parser.parse_args(arguments).config)
         if config.exit_with_parent:
             exit_with_parent()
-        asyncio.run(run_until_stopped(config))
+        run(config)
     except BadInput as problem:
         print(f"proxy: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -1,102 +1,180 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
+from wire import raw_server
 
-from rlkit.serving import upstream
-from rlkit.serving.upstream import Upstreams, end_to_end
+from rlkit.serving import upstream_pool
+from rlkit.serving.http_answer import AnswerHead
+from rlkit.serving.http_request import parse_head
+from rlkit.serving.upstream import Upstreams
+from rlkit.serving.upstream_pool import Address, Connection, ConnectionPool, outgoing_head
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-Serve = Callable[[int, int], Awaitable[bytes | None]]
-
-
-@asynccontextmanager
-async def raw_server(serve: Serve) -> AsyncIterator[str]:
-    """`serve(connection, request)` gives the bytes to answer with, None to close the connection without an answer."""
-    connections = 0
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        number, request = connections, 0
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    (
-                        int(line.split(b":")[1])
-                        for line in head.split(b"\r\n")
-                        if line.lower().startswith(b"content-le")
-                    ),
-                    0,
-                )
-                await reader.readexactly(length)
-                request += 1
-                answer = await serve(number, request)
-                if answer is None:
-                    return
-                writer.write(answer)
-        except asyncio.IncompleteReadError:
-            return
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
 
 
-async def ask(to: Upstreams) -> bytes:
-    async with to.request(0, "POST", "/v1/completions", {}, b"{}") as response:
-        return await response.read()
+class Waiting:
+    """Collects one answer."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.status = 0
+        self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    def received(self, head: AnswerHead | None, data: bytes, *, complete: bool) -> None:
+        if head is not None:
+            self.status = head.status
+        self.body += data
+        if complete:
+            self.done.set_result(None)
+
+    def broke(self, reason: str) -> None:
+        self.done.set_result(reason)
 
 
-async def test_a_kept_connection_that_was_closed_meanwhile_costs_one_more_sending() -> None:
-    async def serve(connection: int, request: int) -> bytes | None:
-        return None if (connection, request) == (1, 2) else OK
-
-    async with raw_server(serve) as url, Upstreams([url]) as to:
-        assert [await ask(to), await ask(to)] == [b"ok", b"ok"]
-        assert to.resent == [1]
-
-
-async def test_a_new_connection_that_breaks_is_a_failure() -> None:
-    async def serve(connection: int, request: int) -> bytes | None:
-        return None
-
-    async with raw_server(serve) as url, Upstreams([url]) as to:
-        with pytest.raises(aiohttp.ServerDisconnectedError):
-            await ask(to)
-        assert to.resent == [0]
+async def ask(pool: ConnectionPool) -> tuple[Connection, Waiting]:
+    connection = pool.take() or await pool.connect()
+    waiting = Waiting()
+    connection.send(waiting, HEAD, b"{}")
+    async with asyncio.timeout(20):
+        await waiting.done
+    return connection, waiting
 
 
-async def test_a_request_is_sent_twice_at_most() -> None:
-    async def serve(connection: int, request: int) -> bytes | None:
-        return OK if (connection, request) == (1, 1) else None
-
-    async with raw_server(serve) as url, Upstreams([url]) as to:
-        await ask(to)
-        with pytest.raises(aiohttp.ServerDisconnectedError):
-            await ask(to)
-        assert to.resent == [1]
+async def answers(connection: int, request: int) -> bytes | None:
+    return OK
 
 
-async def test_a_request_that_ran_for_a_while_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "STALE_WITHIN_S", 0.0)
+async def test_a_connection_is_used_again() -> None:
+    async with raw_server(answers) as url:
+        pool = ConnectionPool(url)
+        first, waiting = await ask(pool)
+        assert (waiting.status, waiting.body) == (200, b"ok")
+        second, _ = await ask(pool)
+        assert second is first
+        assert first.requests == 2
+        pool.close()
+
+
+async def test_the_last_one_used_is_the_next_one_used() -> None:
+    async with raw_server(answers) as url:
+        pool = ConnectionPool(url)
+        one, other = await pool.connect(), await pool.connect()
+        pool.give_back(one)
+        pool.give_back(other)
+        assert pool.take() is other
+        assert pool.take() is one
+        assert pool.take() is None
+        pool.close()
+
+
+async def test_what_was_idle_for_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with raw_server(answers) as url:
+        pool = ConnectionPool(url)
+        first, _ = await ask(pool)
+        monkeypatch.setattr(upstream_pool, "KEEP_ALIVE_S", 0.0)
+        assert pool.take() is None
+        second, _ = await ask(pool)
+        assert second is not first
+        pool.expire()
+        assert pool.take() is None
+        pool.close()
+
+
+async def test_a_connection_the_server_closed_is_not_used() -> None:
+    closed = asyncio.Event()
 
     async def serve(connection: int, request: int) -> bytes | None:
-        return OK if (connection, request) == (1, 1) else None
+        if request > 1:
+            return None
+        closed.set()
+        return OK
 
-    async with raw_server(serve) as url, Upstreams([url]) as to:
-        await ask(to)
-        with pytest.raises(aiohttp.ServerDisconnectedError):
-            await ask(to)
-        assert to.resent == [0]
+    async with raw_server(serve) as url:
+        pool = ConnectionPool(url)
+        first, _ = await ask(pool)
+        first._transport.write(HEAD + b"{}")  # the server closes at the second request, which nobody waits for
+        async with asyncio.timeout(20):
+            while first in pool._all:
+                await asyncio.sleep(0.002)
+        assert pool.take() is None
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf",
+        b"garbage\r\n\r\n",
+        OK + OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+    ],
+)
+async def test_no_whole_answer_is_told_once_and_the_connection_is_gone(answer: bytes | None) -> None:
+    async def serve(connection: int, request: int) -> bytes | None:
+        return answer if request == 1 else None
+
+    async with raw_server(serve) as url:
+        pool = ConnectionPool(url)
+        connection = await pool.connect()
+        waiting = Waiting()
+        connection.send(waiting, HEAD, b"{}")
+        if answer is not None and answer.endswith(b"half"):
+            connection._transport.write(HEAD + b"{}")  # the server closes at the second request
+        async with asyncio.timeout(20):
+            assert await waiting.done is not None
+        assert pool.take() is None
+        pool.close()
+
+
+async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
+    async def serve(connection: int, request: int) -> bytes | None:
+        return b"HTTP/1.1 200 OK\r\n\r\nsome" if request == 1 else None
+
+    async with raw_server(serve) as url:
+        pool = ConnectionPool(url)
+        connection = await pool.connect()
+        waiting = Waiting()
+        connection.send(waiting, HEAD, b"{}")
+        connection._transport.write(HEAD + b"{}")  # the server closes at the second request
+        async with asyncio.timeout(20):
+            assert await waiting.done is None
+        assert waiting.body == b"some"
+        assert pool.take() is None
+        pool.close()
+
+
+async def test_no_connection_is_an_error() -> None:
+    pool = ConnectionPool("http://127.0.0.1:9")
+    with pytest.raises(OSError, match="9"):
+        await pool.connect()
+
+
+async def test_an_address_is_read_from_a_url() -> None:
+    assert Address.of("http://127.0.0.1:8000") == Address("127.0.0.1", 8000, False, "127.0.0.1:8000", "")
+    assert Address.of("https://job--8000.hf.jobs/") == Address("job--8000.hf.jobs", 443, True, "job--8000.hf.jobs", "")
+    assert Address.of("http://[::1]:80/vllm/") == Address("::1", 80, False, "[::1]:80", "/vllm")
+    for url in ("http://", "http://:80", "http://a b", "http://a:99999", "http://a\r\nX: b"):
+        with pytest.raises(ValueError):  # noqa: PT011 (urlsplit has several)
+            Address.of(url)
+
+
+def test_a_head_goes_out_with_host_length_and_token_of_its_own() -> None:
+    head = parse_head(
+        b"POST /v1/completions?a=b HTTP/1.1\r\nHost: here\r\nAccept: */*\r\nauthorization: Bearer mine\r\n"
+        b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    address = Address("there", 80, False, "there:80", "/vllm")
+    begin = b"POST /vllm/v1/completions?a=b HTTP/1.1\r\nHost: there:80\r\nAccept: */*\r\n"
+    as_sent = outgoing_head(head, address, 5, None)
+    assert as_sent == begin + b"authorization: Bearer mine\r\nContent-Length: 5\r\n\r\n"
+    assert (
+        outgoing_head(head, address, 5, "Bearer t") == begin + b"Content-Length: 5\r\nAuthorization: Bearer t\r\n\r\n"
+    )
+    assert outgoing_head(head, address, 5, "") == begin + b"Content-Length: 5\r\n\r\n"
 
 
 async def test_a_small_request_has_its_failure_in_the_answer() -> None:
@@ -114,8 +192,3 @@ async def test_a_small_request_has_its_failure_in_the_answer() -> None:
         async with Upstreams([url]) as to:
             answer = await to.ask(0, "GET", "/health", 0.01)
             assert (answer.status, answer.timed_out) == (None, True)
-
-
-def test_hop_by_hop_headers_stay_behind() -> None:
-    headers = {"Connection": "close, X-One", "X-One": "1", "X-Two": "2", "Transfer-Encoding": "chunked", "Host": "h"}
-    assert dict(end_to_end(headers)) == {"X-Two": "2"}
