@@ -26,14 +26,15 @@ class Upstreams:
         self.urls = urls
         self.resent = [0] * len(urls)  # requests sent again because a kept connection had been closed
         self.authorization = f"Bearer {token}" if token is not None else None
-        tls = ssl.create_default_context() if any(url.startswith("https://") for url in urls) else None
-        self.pools = [ConnectionPool(url, tls) for url in urls]
+        # SSL_CERT_FILE and SSL_CERT_DIR name other authorities than the system's.
+        self._tls = ssl.create_default_context()
+        self.pools = [ConnectionPool(url, self._tls) for url in urls]
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Upstreams:
         self._session = aiohttp.ClientSession(
             # No limit on connections: a control request must not wait behind others.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=self._tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         )
         self._expire()
