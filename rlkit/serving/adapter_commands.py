@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Action = Literal["list", "unload", "reset", "load", "pause", "resume"]
+# push: bring the files to the replica's own disk. discard: delete them there again.
+Action = Literal["list", "unload", "reset", "push", "load", "pause", "resume", "discard"]
 
 
 @dataclass(frozen=True)
 class Send:
-    """Ask one replica for something, and report the answer with the ticket. Seconds; `name` and `path` as needed."""
+    """Ask one replica for something, and report the answer with the ticket. Seconds; the rest as needed.
+
+    `serial` tells the weights of two loads of one name apart. `path` is the trainer's in a push, and in a load and a
+    discard what the replica knows the files under.
+    """
 
     ticket: int
     replica: int
@@ -18,6 +23,7 @@ class Send:
     timeout_s: float
     name: str = ""
     path: str = ""
+    serial: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,19 +42,31 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Abort:
+    """End the requests that ask for this adapter, with an error: the name is about to mean other weights."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class ReplicaReport:
-    """One replica's part in a load: requests sent, whether it holds the adapter, and its last refusal."""
+    """One replica's part in a load.
+
+    Load requests sent, whether it holds the adapter, its last refusal, and the seconds until it accepted.
+    """
 
     attempts: int
     accepted: bool
     reason: str | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class OperationReport:
     """How a load or unload ended: `seconds` from the request to the end, `reason` when it failed.
 
-    A failed load has been taken back from every replica that had accepted it.
+    A failed load has been taken back from every replica that had accepted it. `timed_out` is one that failed only
+    because its time was up; `refused` one that was not sent to any replica.
     """
 
     action: Literal["load", "unload"]
@@ -57,6 +75,8 @@ class OperationReport:
     seconds: float
     replicas: tuple[ReplicaReport, ...]
     reason: str | None = None
+    timed_out: bool = False
+    refused: bool = False
 
     @property
     def accepted_by(self) -> int:
@@ -72,4 +92,4 @@ class Finished:
     report: OperationReport
 
 
-Command = Send | SetRoutable | Forget | Finished
+Command = Send | SetRoutable | Forget | Abort | Finished

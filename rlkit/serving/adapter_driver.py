@@ -5,11 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from rlkit.serving.adapter_answers import Answer
-from rlkit.serving.adapter_commands import Action, Command, Finished, Forget, OperationReport, Send, SetRoutable
+from rlkit.serving.adapter_commands import (
+    Abort,
+    Action,
+    Command,
+    Finished,
+    Forget,
+    OperationReport,
+    Send,
+    SetRoutable,
+)
+from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.router import Router
 from rlkit.serving.upstream import Upstreams
@@ -30,14 +41,28 @@ _ENDPOINTS: dict[Action, tuple[str, str, dict[str, str]]] = {
 }
 
 
+@dataclass(eq=False)
+class AdapterUse:
+    """A request that asks for a model, from `AdapterDriver.admit` to `AdapterDriver.ended`."""
+
+    model: str
+    abort: Callable[[], object]
+    aborted: bool = False  # its answer is an error: the name means other weights from now on
+    open: bool = True
+
+
 class AdapterDriver:
     """Loads and unloads adapters on all replicas, and keeps the router in step."""
 
-    def __init__(self, registry: AdapterRegistry, router: Router, upstreams: Upstreams) -> None:
+    def __init__(
+        self, registry: AdapterRegistry, router: Router, upstreams: Upstreams, push: AdapterPush | None = None
+    ) -> None:
         self.registry = registry
         self.reports: deque[OperationReport] = deque(maxlen=KEPT_REPORTS)  # loads, oldest first
         self._router = router
         self._upstreams = upstreams
+        self._push = push
+        self._uses: dict[str, set[AdapterUse]] = {}
         self._waiting: dict[int, asyncio.Future[OperationReport]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -52,6 +77,30 @@ class AdapterDriver:
     async def unload(self, name: str) -> OperationReport:
         """Unload an adapter everywhere."""
         return await self._until_finished(*self.registry.unload(name, self._loop.time()))
+
+    def admit(self, model: str, abort: Callable[[], object]) -> AdapterUse | None:
+        """Let a request ask for a model, or None when no replica, or not every one, has it with its own weights.
+
+        `abort` ends the request early; it is called at most once, never from within `admit`, and `ended` follows it.
+        """
+        if not self.registry.admit(model):
+            return None
+        use = AdapterUse(model, abort)
+        self._uses.setdefault(model, set()).add(use)
+        return use
+
+    def ended(self, use: AdapterUse) -> None:
+        """A request that was admitted is over. A second call for the same request changes nothing."""
+        if not use.open:
+            return
+        use.open = False
+        uses = self._uses[use.model]
+        uses.discard(use)
+        if not uses:
+            del self._uses[use.model]
+        commands = self.registry.ended(use.model, self._loop.time())
+        if commands:
+            self._carry_out(commands)
 
     def replica_back(self, replica: int) -> None:
         """A replica answers: bring it up to date."""
@@ -93,6 +142,11 @@ class AdapterDriver:
                         logger.info("replica %d is in service", replica)
                 case Forget(name):
                     self._router.forget_adapter(name)
+                    if self._push is not None:
+                        self._push.forget(name)
+                case Abort(name):
+                    for use in list(self._uses.get(name, ())):
+                        self._loop.call_soon(_abort, use)
                 case Finished(operation, report):
                     self._waiting.pop(operation).set_result(report)
         if self._timer is not None:
@@ -104,16 +158,29 @@ class AdapterDriver:
         self._carry_out(self.registry.tick(self._loop.time()))
 
     async def _send(self, command: Send) -> None:
+        answer = await self._answer(command)
+        if answer.status != 200:
+            _log(command, answer)
+        self._carry_out(self.registry.answered(command.ticket, answer, self._loop.time()))
+
+    async def _answer(self, command: Send) -> Answer:
+        if self._push is not None and command.action == "push":
+            return await self._push.push(command.replica, command.name, command.path, command.serial, command.timeout_s)
+        if self._push is not None and command.action == "discard":
+            return await self._push.discard(command.replica, command.path, command.timeout_s)
         method, path, params = _ENDPOINTS[command.action]
         body: dict[str, Any] | None = None
         if command.action in ("load", "unload"):
             body = {"lora_name": command.name}
             if command.action == "load":
                 body["lora_path"] = command.path
-        answer = await self._upstreams.ask(command.replica, method, path, command.timeout_s, body, params)
-        if answer.status != 200:
-            _log(command, answer)
-        self._carry_out(self.registry.answered(command.ticket, answer, self._loop.time()))
+        return await self._upstreams.ask(command.replica, method, path, command.timeout_s, body, params)
+
+
+def _abort(use: AdapterUse) -> None:
+    if use.open:
+        use.aborted = True
+        use.abort()
 
 
 def _log(command: Send, answer: Answer) -> None:

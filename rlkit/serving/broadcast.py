@@ -6,11 +6,14 @@ import asyncio
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
+from rlkit.errors import BadInput
 from rlkit.serving.adapter_answers import Answer, message_of
 from rlkit.serving.adapter_commands import OperationReport
 from rlkit.serving.adapter_driver import AdapterDriver
+from rlkit.serving.adapter_files import confine
 from rlkit.serving.control import JSON, ControlAnswer, ControlRequest, Routes, error, json_answer, text_answer
 from rlkit.serving.upstream import Upstreams
 
@@ -27,10 +30,13 @@ INFO_TIMEOUT_S = 120.0
 class Broadcaster:
     """Handlers of everything that concerns all replicas: pause, resume, adapters, information."""
 
-    def __init__(self, upstreams: Upstreams, driver: AdapterDriver, *, keeps_cache: bool) -> None:
+    def __init__(
+        self, upstreams: Upstreams, driver: AdapterDriver, *, keeps_cache: bool, adapter_root: Path | None = None
+    ) -> None:
         self._upstreams = upstreams
         self._driver = driver
         self._keeps_cache = keeps_cache
+        self._adapter_root = adapter_root
         self._count = len(upstreams.urls)
 
     def routes(self) -> Routes:
@@ -130,6 +136,10 @@ class Broadcaster:
                 "load_inplace makes vLLM read the adapter anew for every request: load a new version under a new name"
             )
             return error(HTTPStatus.BAD_REQUEST, reason)
+        try:
+            await asyncio.to_thread(confine, path, self._adapter_root)
+        except BadInput as problem:
+            return error(HTTPStatus.FORBIDDEN, str(problem))
         report = await self._driver.load(name, path)
         if report.ok:
             return text_answer(f"Success: LoRA adapter '{name}' added successfully.")
@@ -145,9 +155,12 @@ class Broadcaster:
             {"replica": number, "attempts": replica.attempts, "reason": replica.reason}
             for number, replica in enumerate(report.replicas)
         ]
-        return error(
-            HTTPStatus.SERVICE_UNAVAILABLE, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed
-        )
+        status = HTTPStatus.BAD_GATEWAY
+        if report.timed_out:
+            status = HTTPStatus.GATEWAY_TIMEOUT
+        elif report.refused:
+            status = HTTPStatus.CONFLICT
+        return error(status, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed)
 
     async def _unload(self, request: ControlRequest) -> ControlAnswer:
         name = request.fields().get("lora_name")

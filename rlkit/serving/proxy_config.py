@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlkit.errors import BadInput
 from rlkit.recipe import POLICY_NAME, NonNegative, Positive, RoutingSection, TransportSection
+from rlkit.serving.bearer import Bearer, bearer_from
 
 
 class ProxyConfig(BaseModel):
@@ -25,28 +27,57 @@ class ProxyConfig(BaseModel):
     max_loras: Positive = 6  # the replicas' --max-loras
     policy_prefix: str = f"{POLICY_NAME}-v"  # adapters of this name are swept from a replica that is first met
     token_env: str | None = None  # environment variable with the bearer token that the replicas want
+    incoming_token_env: str | None = None  # likewise, the one the proxy asks its clients for
+    receivers: list[str] = []  # base URLs of the receivers beside the replicas, in their order (transport push)
+    receiver_token_env: str | None = None  # likewise, the one the receivers want
+    adapter_root: Path | None = None  # adapters are loaded from inside this folder only; None: from anywhere
     port_file: Path | None = None  # the chosen port is written here once the proxy listens
     stats_file: Path | None = None  # `/stats` is written here every few seconds and at the end
     exit_with_parent: bool = True  # stop when the process that started the proxy is gone
 
-    @field_validator("replicas")
+    @field_validator("replicas", "receivers")
     @classmethod
-    def _are_urls(cls, replicas: list[str]) -> list[str]:
-        for url in replicas:
-            if not url.startswith(("http://", "https://")):
+    def _are_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError("expected base URLs such as http://127.0.0.1:8000")
-        if len(set(replicas)) < len(replicas):
-            raise ValueError("a replica is listed twice")
-        return [url.rstrip("/") for url in replicas]
+            # They are shown in logs and counters.
+            if parts.username or parts.password or parts.query or parts.fragment:
+                raise ValueError(
+                    "a base URL has no user, password, query or fragment; tokens come from the environment"
+                )
+        if len(set(urls)) < len(urls):
+            raise ValueError("one is listed twice")
+        return [url.rstrip("/") for url in urls]
 
-    @field_validator("transport")
-    @classmethod
-    def _loads_from_a_path(cls, transport: TransportSection) -> TransportSection:
-        if transport.kind == "push":
-            raise ValueError(
-                "kind push needs a receiver beside each replica; the proxy loads from a path (kind bucket)"
-            )
-        return transport
+    @model_validator(mode="after")
+    def _fits_together(self) -> ProxyConfig:
+        if self.transport.kind == "push":
+            if len(self.receivers) != len(self.replicas):
+                raise ValueError(
+                    f"receivers: transport push needs one beside each of the {len(self.replicas)} replicas, "
+                    f"{len(self.receivers)} are given"
+                )
+            if self.receiver_token_env is None:
+                raise ValueError("receiver_token_env: transport push needs the receivers' token")
+        elif self.receivers:
+            raise ValueError(f"receivers: they take pushed adapters, and transport.kind is {self.transport.kind}")
+        if not self.is_local:
+            for field in ("incoming_token_env", "adapter_root"):
+                if getattr(self, field) is None:
+                    raise ValueError(f"{field}: needed when the proxy listens beyond this machine (host {self.host})")
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the proxy."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name, or every interface
 
     @property
     def keeps_cache(self) -> bool:
@@ -57,13 +88,17 @@ class ProxyConfig(BaseModel):
         return self.transport.keep_cache and self.transport.kind != "merged"
 
     def token(self) -> str | None:
-        """The upstream bearer token. Raises BadInput when it is named but not set."""
-        if self.token_env is None:
-            return None
-        token = os.environ.get(self.token_env)
-        if not token:
-            raise BadInput(f"token_env: the environment variable {self.token_env} is not set")
-        return token
+        """The token the replicas want. Raises BadInput when it is named but not set, as do the next two."""
+        bearer = bearer_from(self.token_env, "token_env")
+        return None if bearer is None else bearer.token
+
+    def incoming_token(self) -> Bearer | None:
+        """The token clients must send."""
+        return bearer_from(self.incoming_token_env, "incoming_token_env")
+
+    def receiver_token(self) -> Bearer | None:
+        """The token the receivers want."""
+        return bearer_from(self.receiver_token_env, "receiver_token_env")
 
 
 def parse_proxy_config(data: dict[str, Any], source: str) -> ProxyConfig:

@@ -3,39 +3,36 @@
 A pure state machine: events and the time come in, commands go out (`rlkit.serving.adapter_commands`). It keeps what is
 wanted, knows what each replica holds (`rlkit.serving.adapter_replica`) and reconciles the second with the first, one
 request per replica at a time. A load is all or nothing: it ends when every replica that serves holds the adapter, or
-the adapter is taken back from all of them. A replica that (re)joins is not routable before it holds every live adapter.
-Loads and unloads take their turn, one after the other.
+the adapter is taken back from all of them. Between operations no replica that serves holds anything else. A replica
+that (re)joins is not routable before it holds every live adapter. Loads and unloads take their turn, one after the
+other.
+
+A name is open to requests only while its adapter is live, and the requests that use it are counted. A name gets other
+weights only when no request uses it any more: they are given a while to end, then they are ended.
 """
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlkit.serving.adapter_answers import Answer, Meaning
-from rlkit.serving.adapter_commands import Command, Finished, Forget, OperationReport, ReplicaReport, Send, SetRoutable
+from rlkit.serving.adapter_commands import Abort, Command, Finished, Forget, Send, SetRoutable
+from rlkit.serving.adapter_operation import Operation, Part, superseded
 from rlkit.serving.adapter_replica import ReplicaAdapters, Request, WantedAdapter
 
 # Listing, unloading and resetting touch no weights and answer within milliseconds; after ten seconds a server hangs.
 CONTROL_TIMEOUT_S = 10.0
 
-_VERSIONED = re.compile(r"(?P<policy>.+)-v(?P<version>\d+)")
+# How long the requests of an adapter may go on once it is to be unloaded or replaced. TRL moves to the new policy only
+# when the unload of the oldest has been answered, so that every second here is one of older rollouts; and what still
+# runs under the oldest is beyond max_staleness already.
+DRAIN_S = 2.0
 
-
-@dataclass
-class _Operation:
-    number: int
-    action: Literal["load", "unload"]
-    name: str
-    path: str
-    asked_at: float
-    attempts: list[int]
-    reasons: list[str | None]
-    deadline: float = 0.0
-    failed: str | None = None
+# Attempts are made after half to all of retry_s, so that replicas whose mounts lag together do not ask together.
+SHORTEST_RETRY = 0.5
 
 
 @dataclass
@@ -45,31 +42,44 @@ class _Link:
     adapters: ReplicaAdapters
     ticket: int | None = None
     asked: Request | None = None
+    running: Mapping[str, int | None] = field(default_factory=dict)  # names in use when it was sent, with their serials
     not_before: float | None = None
 
 
 class AdapterRegistry:
     """Adapters over `replicas` replicas, all of them out of service until `replica_back`.
 
-    `retry_s` seconds pass between two attempts on one replica; a load not accepted everywhere after `deadline_s`
-    seconds is rolled back. `max_loras` is the servers' own bound, over which vLLM would evict a live adapter silently.
-    `policy_prefix` names the adapters that are swept from a replica when it is first met.
+    At most `retry_s` seconds pass between two attempts on one replica (`jitter` draws from [0, 1] how many of them); a
+    load not accepted everywhere after `deadline_s` seconds is rolled back. `max_loras` is the servers' own bound, over
+    which vLLM would evict a live adapter silently. `policy_prefix` names the adapters that are swept from a replica
+    when it is first met. `pushes`: files are pushed to each replica before it loads them.
     """
 
     def __init__(
-        self, replicas: int, *, retry_s: float, deadline_s: float, max_loras: int, policy_prefix: str = "trl-policy-v"
+        self,
+        replicas: int,
+        *,
+        retry_s: float,
+        deadline_s: float,
+        max_loras: int,
+        policy_prefix: str = "trl-policy-v",
+        pushes: bool = False,
+        jitter: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self._links = [_Link(ReplicaAdapters(policy_prefix)) for _ in range(replicas)]
+        self._links = [_Link(ReplicaAdapters(policy_prefix, pushes)) for _ in range(replicas)]
         self._retry_s = retry_s
         self._deadline_s = deadline_s
         self._max_loras = max_loras
+        self._policy_prefix = policy_prefix
+        self._jitter = jitter
         self._wanted: dict[str, WantedAdapter] = {}
+        self._requests: dict[str, int] = {}  # how many requests use a name
         self._paused = False
         self._serials = 0
         self._tickets = 0
         self._operations = 0
-        self._current: _Operation | None = None
-        self._queue: deque[_Operation] = deque()
+        self._current: Operation | None = None
+        self._queue: deque[Operation] = deque()
         self._out: list[Command] = []
 
     @property
@@ -93,9 +103,36 @@ class AdapterRegistry:
     def next_wake(self) -> float | None:
         """When `tick` has something to do at the latest, on the clock of the events; None: nothing waits for time."""
         times = [link.not_before for link in self._links if link.not_before is not None]
-        if self._current is not None and self._current.action == "load" and self._current.failed is None:
-            times.append(self._current.deadline)
+        operation = self._current
+        if operation is not None and operation.draining and not operation.aborted:
+            times.append(operation.drain_until)
+        if operation is not None and operation.action == "load" and operation.failed is None:
+            times.append(operation.deadline)
         return min(times, default=None)
+
+    def is_open(self, name: str) -> bool:
+        """Whether a request may ask for this model: a live adapter, or what the registry has no part in."""
+        adapter = self._wanted.get(name)
+        if adapter is not None:
+            return adapter.live
+        # An adapter on its way out is on some replicas only; so is a policy version that was never loaded here.
+        return not name.startswith(self._policy_prefix) and not any(name in link.adapters.held for link in self._links)
+
+    def admit(self, name: str) -> bool:
+        """Count a request that asks for this model until `ended`; False when it may not be asked for."""
+        if not self.is_open(name):
+            return False
+        self._requests[name] = self._requests.get(name, 0) + 1
+        return True
+
+    def ended(self, name: str, now: float) -> list[Command]:
+        """A request that was admitted is over, whatever became of it."""
+        self._requests[name] -= 1
+        if self._requests[name]:
+            return []
+        del self._requests[name]
+        is_waited_for = self._current is not None and self._current.draining and self._current.name == name
+        return self._settle(now) if is_waited_for else []
 
     def load(self, name: str, path: str, now: float) -> tuple[int, list[Command]]:
         """Start to load an adapter everywhere; the number comes back in `Finished`."""
@@ -137,13 +174,14 @@ class AdapterRegistry:
 
     def _ask(self, action: Literal["load", "unload"], name: str, path: str, now: float) -> tuple[int, list[Command]]:
         self._operations += 1
-        replicas = len(self._links)
-        self._queue.append(_Operation(self._operations, action, name, path, now, [0] * replicas, [None] * replicas))
+        self._queue.append(Operation(self._operations, action, name, path, now, [Part() for _ in self._links]))
         return self._operations, self._settle(now)
 
     def _settle(self, now: float) -> list[Command]:
         while True:
-            if self._current is not None and self._is_over(self._current, now):
+            if self._current is not None and self._current.draining:
+                self._drain(self._current, now)
+            if self._current is not None and not self._current.draining and self._is_over(self._current, now):
                 self._finish(self._current, now)
             if self._current is not None or not self._queue:
                 break
@@ -153,17 +191,44 @@ class AdapterRegistry:
         out, self._out = self._out, []
         return out
 
-    def _begin(self, operation: _Operation, now: float) -> None:
+    def _begin(self, operation: Operation, now: float) -> None:
         self._current = operation
         operation.deadline = now + self._deadline_s
-        if operation.action == "unload":
-            if operation.name not in self._wanted:
-                operation.failed = f"The lora adapter '{operation.name}' cannot be found."
-            self._drop(operation.name)
+        operation.drain_until = now + DRAIN_S
+        operation.draining = True
+        if operation.action == "load":
+            operation.drops = superseded(operation.name, self._wanted)
+        elif operation.name in self._wanted:
+            operation.drops = [operation.name]
+        else:
+            operation.failed = f"The lora adapter '{operation.name}' cannot be found."
+            operation.draining = False
+        for name in operation.drops:
+            self._wanted[name].live = False
+
+    def _drain(self, operation: Operation, now: float) -> None:
+        is_busy = operation.name in self._requests
+        # A paused request does not come to its end by waiting.
+        is_time_up = now >= operation.drain_until or self._paused
+        if is_busy and operation.action == "load":
+            if is_time_up and not operation.aborted:
+                operation.aborted = True
+                self._out.append(Abort(operation.name))
+            if now >= operation.deadline:
+                self._fail(operation, "requests for the adapter it replaces did not end", timed_out=True)
+            else:
+                return
+        elif is_busy and not is_time_up:
             return
-        for name in self._superseded_by(operation.name):
+        operation.draining = False
+        for name in operation.drops:
             self._drop(name)
+        if operation.is_loading:
+            self._want(operation)
+
+    def _want(self, operation: Operation) -> None:
         if len(self._wanted) >= self._max_loras:
+            operation.refused = True
             operation.failed = (
                 f"{len(self._wanted)} adapters are loaded and max_loras is {self._max_loras}: unload one first, or "
                 "start the replicas with a higher --max-loras"
@@ -172,28 +237,16 @@ class AdapterRegistry:
         self._serials += 1
         self._wanted[operation.name] = WantedAdapter(operation.name, operation.path, self._serials)
 
-    def _superseded_by(self, name: str) -> list[str]:
-        # Versions only grow within one run. A version at or below a live one therefore comes from a run that started
-        # over, and everything loaded under that policy's name is a leftover of the run before.
-        new = _VERSIONED.fullmatch(name)
-        if new is None:
-            return [name]
-        versions = {
-            other: int(match["version"])
-            for other in self._wanted
-            if (match := _VERSIONED.fullmatch(other)) and match["policy"] == new["policy"]
-        }
-        return list(versions) if any(version >= int(new["version"]) for version in versions.values()) else []
-
     def _drop(self, name: str) -> None:
         if self._wanted.pop(name, None) is not None:
             self._out.append(Forget(name))
 
-    def _fail(self, operation: _Operation, reason: str) -> None:
+    def _fail(self, operation: Operation, reason: str, *, timed_out: bool = False) -> None:
         operation.failed = reason
+        operation.timed_out = timed_out
         self._drop(operation.name)
 
-    def _is_over(self, operation: _Operation, now: float) -> bool:
+    def _is_over(self, operation: Operation, now: float) -> bool:
         serving = [number for number in range(len(self._links)) if self.serves(number)]
         if operation.action == "load" and operation.failed is None:
             adapter = self._wanted[operation.name]
@@ -206,7 +259,7 @@ class AdapterRegistry:
             who = (
                 f"replica {', '.join(map(str, lagging))} did not accept it" if serving else "no replica was in service"
             )
-            self._fail(operation, f"{who} within {self._deadline_s:g} s")
+            self._fail(operation, f"{who} within {self._deadline_s:g} s", timed_out=True)
         # Whatever was dropped on the way (the adapter itself, versions of a run before) is off before the operation is
         # over: who is told of its end may rely on the replicas, and the next operation on their free slots.
         return all(self._is_clean(self._links[number]) for number in serving)
@@ -216,15 +269,10 @@ class AdapterRegistry:
         may_get_more = asked is not None and asked.action == "load" and not asked.is_wanted(self._wanted)
         return not may_get_more and not link.adapters.unwanted(self._wanted)
 
-    def _finish(self, operation: _Operation, now: float) -> None:
+    def _finish(self, operation: Operation, now: float) -> None:
         adapter = self._wanted.get(operation.name)
-        replicas = tuple(
-            ReplicaReport(attempts, adapter is not None and link.adapters.holds(adapter), reason)
-            for link, attempts, reason in zip(self._links, operation.attempts, operation.reasons, strict=True)
-        )
-        ok, seconds = operation.failed is None, now - operation.asked_at
-        report = OperationReport(operation.action, operation.name, ok, seconds, replicas, operation.failed)
-        self._out.append(Finished(operation.number, report))
+        holders = [adapter is not None and link.adapters.holds(adapter) for link in self._links]
+        self._out.append(Finished(operation.number, operation.report(holders, now)))
         self._current = None
 
     def _reconcile(self, number: int, link: _Link, now: float) -> None:
@@ -232,7 +280,7 @@ class AdapterRegistry:
         if adapters.phase == "out" or link.asked is not None or (link.not_before is not None and now < link.not_before):
             return
         link.not_before = None
-        loading = self._current.name if self._current is not None else None
+        loading = self._current.name if self._current is not None and self._current.is_loading else None
         request = adapters.next_request(self._wanted, loading, self._paused)
         if request is not None:
             self._send(number, link, request, now)
@@ -244,35 +292,47 @@ class AdapterRegistry:
 
     def _send(self, number: int, link: _Link, request: Request, now: float) -> None:
         timeout_s = CONTROL_TIMEOUT_S
-        if request.action == "load":
+        if request.brings_an_adapter:
             timeout_s = self._deadline_s
-            if self._current is not None and self._current.name == request.name:
+            if self._current is not None and self._current.is_loading and self._current.name == request.name:
                 timeout_s = self._current.deadline - now
-                self._current.attempts[number] += 1
+                self._current.parts[number].attempts += request.action == "load"
         self._tickets += 1
-        link.ticket, link.asked = self._tickets, request
-        self._out.append(Send(self._tickets, number, request.action, timeout_s, request.name, request.path))
+        link.ticket, link.asked, link.running = self._tickets, request, self._running()
+        self._out.append(
+            Send(self._tickets, number, request.action, timeout_s, request.name, request.path, request.serial)
+        )
+
+    def _running(self) -> dict[str, int | None]:
+        """The names that requests use, with the serials of their weights; None: of a load that is gone."""
+        return {name: self._wanted[name].serial if name in self._wanted else None for name in self._requests}
 
     def _take(self, number: int, link: _Link, asked: Request, answer: Answer, now: float) -> None:
-        meaning = link.adapters.take(asked, answer, self._wanted)
+        meaning = link.adapters.take(asked, answer, self._wanted, link.running)
+        operation = self._current if self._concerns_the_load(number, asked) else None
         if meaning is Meaning.DONE:
+            if operation is not None and asked.action == "load":
+                operation.parts[number].accepted_at = now
             return
-        operation = self._current
         reason = link.adapters.reason or ""
-        is_current = (
-            operation is not None and operation.failed is None and operation.action == "load" and self.serves(number)
-        )
-        if operation is not None and is_current:
-            operation.reasons[number] = reason
+        if operation is not None:
+            operation.parts[number].reason = reason
             if meaning in (Meaning.FINAL, Meaning.UNAVAILABLE):
                 self._fail(operation, f"replica {number}: {reason}")
                 return
-        link.not_before = now + self._retry_s
+        if asked.brings_an_adapter and not asked.is_wanted(self._wanted):
+            return  # it will not be asked for again
+        link.not_before = now + self._retry_s * (SHORTEST_RETRY + (1 - SHORTEST_RETRY) * self._jitter())
         # A lagging mount may refuse a load many times; the load's own deadline bounds that.
-        if asked.action != "load" or not is_current:
+        if operation is None or not asked.brings_an_adapter:
             link.adapters.failures += 1
             if link.adapters.is_broken:
                 self._leave(number)
+
+    def _concerns_the_load(self, number: int, asked: Request) -> bool:
+        if self._current is None or not self._current.is_loading or not self.serves(number):
+            return False
+        return not asked.brings_an_adapter or asked.is_wanted(self._wanted)
 
     def _leave(self, number: int) -> None:
         link = self._links[number]

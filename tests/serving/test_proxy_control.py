@@ -58,7 +58,7 @@ async def test_a_load_that_fails_is_taken_back_told_and_generation_resumed(repli
     async with proxied(replicas, deadline_s=0.2) as bench:
         await bench.post("/pause?mode=keep")
         status, answer = await bench.load(path)
-        assert status == 503
+        assert status == 504
         message = answer["error"]["message"]
         assert "replica 1 did not accept it within 0.2 s" in message
         assert "generation was resumed" in message
@@ -75,18 +75,18 @@ async def test_a_load_is_never_answered_with_404(adapter: Write, tmp_path: Path)
     """TRL takes 404 for a server without the endpoint."""
     async with EmulatedReplica() as replica, proxied([replica], deadline_s=0.05) as bench:
         status, answer = await bench.load(str(tmp_path / "nowhere"))
-        assert status == 503
+        assert status == 504
         assert "No adapter found" in answer["error"]["replicas"][0]["reason"]
     async with EmulatedReplica(runtime_loras=False) as replica, proxied([replica]) as bench:
         status, answer = await bench.load(adapter(POLICY))
-        assert status == 503
+        assert status == 502
         assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in answer["error"]["message"]
 
 
 async def test_a_rank_too_high_is_refused_at_once_with_vllms_words(replicas: Replicas, adapter: Write) -> None:
     async with proxied(replicas, deadline_s=1000) as bench:
         status, answer = await bench.load(adapter(POLICY, rank=16))
-        assert status == 503
+        assert status == 502
         assert "LoRA rank 16 is greater than max_lora_rank 8." in answer["error"]["message"]
 
 

@@ -110,11 +110,26 @@ async def test_a_proxy_ends_with_the_process_that_started_it(tmp_path: Path, sta
     [
         ({"replicas": []}, "replicas: List should have at least 1 item"),
         ({"replicas": ["localhost:8000"]}, "replicas: Value error, expected base URLs such as http://127.0.0.1:8000"),
-        ({"replicas": ["http://a", "http://a"]}, "replicas: Value error, a replica is listed twice"),
+        ({"replicas": ["http://a", "http://a"]}, "replicas: Value error, one is listed twice"),
+        ({"replicas": ["http://me:pw@a"]}, "replicas: Value error, a base URL has no user, password"),
+        ({"replicas": ["http://a?token=x"]}, "replicas: Value error, a base URL has no user, password"),
         ({"port": "8000"}, "port: Input should be a valid integer"),
         ({"ports": 1}, "ports: Extra inputs are not permitted"),
         ({"routing": {"policy": "fastest"}}, "routing.policy: Input should be 'prefix' or 'round-robin'"),
-        ({"transport": {"kind": "push"}}, "transport: Value error, kind push needs a receiver"),
+        (
+            {"transport": {"kind": "push"}},
+            "receivers: transport push needs one beside each of the 1 replicas, 0 are given",
+        ),
+        (
+            {"transport": {"kind": "push"}, "receivers": ["http://r"]},
+            "receiver_token_env: transport push needs the receivers' token",
+        ),
+        ({"receivers": ["http://r"]}, "receivers: they take pushed adapters, and transport.kind is bucket"),
+        ({"host": "0.0.0.0"}, "incoming_token_env: needed when the proxy listens beyond this machine (host 0.0.0.0)"),
+        (
+            {"host": "::", "incoming_token_env": "PATH"},
+            "adapter_root: needed when the proxy listens beyond this machine (host ::)",
+        ),
         ({"token_env": "NO_SUCH_VARIABLE"}, "token_env: the environment variable NO_SUCH_VARIABLE is not set"),
     ],
 )

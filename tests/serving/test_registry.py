@@ -4,13 +4,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlkit.serving.adapter_answers import Answer
-from rlkit.serving.adapter_commands import Command, Finished, Forget, OperationReport, Send, SetRoutable
-from rlkit.serving.registry import AdapterRegistry
+from rlkit.serving.adapter_commands import Abort, Command, Finished, Forget, OperationReport, Send, SetRoutable
+from rlkit.serving.registry import DRAIN_S, SHORTEST_RETRY, AdapterRegistry
 
 RETRY_S = 0.5
 DEADLINE_S = 10.0
@@ -18,23 +19,43 @@ DEADLINE_S = 10.0
 
 @dataclass
 class Server:
-    """A vLLM server as far as adapters go: what it holds, and whose blocks its prefix cache has, by adapter name."""
+    """A vLLM server as far as adapters go: what it holds, and whose blocks its prefix cache has, by adapter name.
 
-    loaded: dict[str, str] = field(default_factory=dict)  # name -> path, which stands for the weights
+    `disk` is what was pushed to the receiver beside it; None: there is none, paths are shared.
+    """
+
+    loaded: dict[str, str] = field(default_factory=dict)  # name -> the trainer's path, which stands for the weights
     cached: dict[str, set[str]] = field(default_factory=dict)
     paused: bool = False
     resets: int = 0
+    disk: set[str] | None = None
+
+    def local(self, path: str) -> str:
+        return path if self.disk is None else f"/pushed{path}"
 
     def do(self, send: Send) -> Answer:
         match send.action:
             case "list":
                 cards = [{"id": "base", "root": "base", "parent": None}]
-                cards += [{"id": name, "root": path, "parent": "base"} for name, path in self.loaded.items()]
+                cards += [
+                    {"id": name, "root": self.local(path), "parent": "base"} for name, path in self.loaded.items()
+                ]
                 return Answer(200, json.dumps({"data": cards}))
+            case "push":
+                assert self.disk is not None
+                self.disk.add(self.local(send.path))
+                return Answer(200, json.dumps({"path": self.local(send.path)}))
+            case "discard":
+                assert self.disk is not None
+                assert not {self.local(path) for path in self.loaded.values()} & {send.path}
+                self.disk.discard(send.path)
+                return Answer(200, "")
             case "load":
                 if send.name in self.loaded:
                     return error(400, f"The lora adapter '{send.name}' has already been loaded.")
-                self.loaded[send.name] = send.path
+                if self.disk is not None and send.path not in self.disk:
+                    return missing(send.name)
+                self.loaded[send.name] = send.path.removeprefix("/pushed")
                 return Answer(200, "Success")
             case "unload":
                 if self.loaded.pop(send.name, None) is None:
@@ -48,9 +69,9 @@ class Server:
                 self.paused = send.action == "pause"
                 return Answer(200, "{}")
 
-    def use(self, name: str) -> None:
-        """Generate with an adapter: its blocks are in the cache afterwards."""
-        self.cached.setdefault(name, set()).add(self.loaded[name])
+    def use(self, name: str, weights: str | None = None) -> None:
+        """Generate with an adapter (`weights`: of a load before): its blocks are in the cache then."""
+        self.cached.setdefault(name, set()).add(weights or self.loaded[name])
 
 
 def error(status: int, message: str) -> Answer:
@@ -64,15 +85,23 @@ def missing(name: str) -> Answer:
 class Bench:
     """A registry, its servers, and a clock; requests are carried out when asked to."""
 
-    def __init__(self, replicas: int = 2, max_loras: int = 6) -> None:
-        self.registry = AdapterRegistry(replicas, retry_s=RETRY_S, deadline_s=DEADLINE_S, max_loras=max_loras)
-        self.servers = [Server() for _ in range(replicas)]
+    def __init__(self, replicas: int = 2, max_loras: int = 6, **options: Any) -> None:
+        self.registry = AdapterRegistry(
+            replicas, retry_s=RETRY_S, deadline_s=DEADLINE_S, max_loras=max_loras, **options
+        )
+        self.pushes = bool(options.get("pushes"))
+        self.servers = [self.server() for _ in range(replicas)]
         self.routable = [False] * replicas
         self.pending: list[Send] = []
         self.sent: list[Send] = []
+        self.arrived: dict[int, Answer] = {}  # by ticket: answers of servers, on their way back
         self.forgotten: list[str] = []
+        self.aborted: list[str] = []
         self.reports: dict[int, OperationReport] = {}
         self.now = 0.0
+
+    def server(self) -> Server:
+        return Server(disk=set() if self.pushes else None)
 
     def take(self, commands: list[Command]) -> None:
         for command in commands:
@@ -84,9 +113,21 @@ class Bench:
                     self.routable[replica] = routable
                 case Forget(name):
                     self.forgotten.append(name)
+                case Abort(name):
+                    self.aborted.append(name)
                 case Finished(number, report):
                     assert number not in self.reports
                     self.reports[number] = report
+
+    def arrive(self, send: Send) -> Answer:
+        """The server carries a request out, once; its answer may take its time."""
+        if send.ticket not in self.arrived:
+            self.arrived[send.ticket] = self.servers[send.replica].do(send)
+        return self.arrived[send.ticket]
+
+    def end(self, name: str) -> None:
+        """A request that asked for this adapter is over."""
+        self.take(self.registry.ended(name, self.now))
 
     def answer(self, send: Send, answer: Answer) -> None:
         self.pending.remove(send)
@@ -98,7 +139,7 @@ class Bench:
             if not self.pending:
                 return
             send = self.pending[0]
-            self.answer(send, self.servers[send.replica].do(send))
+            self.answer(send, self.arrive(send))
         raise AssertionError(f"requests without end: {self.pending}")
 
     def wait(self, seconds: float) -> None:
@@ -218,7 +259,7 @@ def test_a_final_refusal_ends_the_load_at_once() -> None:
 
 
 def test_a_load_without_an_answer_is_made_sure_of() -> None:
-    """It may have arrived: the name is unloaded, the cache reset, and the load sent again."""
+    """It may have arrived: the name is unloaded before the load is sent again. Nobody can have used it yet."""
     bench = started()
     number = bench.load("trl-policy-v1", "/1")
     lost = bench.pending[0]
@@ -228,7 +269,7 @@ def test_a_load_without_an_answer_is_made_sure_of() -> None:
     bench.wait(RETRY_S)
     bench.work()
     assert bench.reports[number].ok
-    assert bench.actions(0) == ["load trl-policy-v1", "unload trl-policy-v1", "reset", "load trl-policy-v1"]
+    assert bench.actions(0) == ["load trl-policy-v1", "unload trl-policy-v1", "load trl-policy-v1"]
     assert bench.actions(1) == ["load trl-policy-v1"]
 
 
@@ -447,59 +488,318 @@ def test_an_unload_is_tried_again_after_a_while_and_has_no_deadline() -> None:
     assert bench.servers[0].loaded == {}
 
 
+def test_a_name_is_open_to_requests_on_all_replicas_or_on_none() -> None:
+    bench = started()
+    registry = bench.registry
+    assert registry.is_open("base-model")
+    assert not registry.is_open("trl-policy-v1")
+    bench.load("trl-policy-v1", "/1")
+    first = bench.pending[0]
+    bench.answer(first, bench.arrive(first))
+    assert not registry.admit("trl-policy-v1")  # one replica has it, the other not yet
+    bench.work()
+    assert registry.admit("trl-policy-v1")
+    bench.end("trl-policy-v1")
+    bench.load("eval", "/eval")
+    bench.work()
+    assert registry.is_open("eval")
+    bench.unload("eval")
+    first = bench.pending[0]
+    bench.answer(first, bench.arrive(first))
+    assert not registry.is_open("eval")  # one replica has dropped it, the other not yet
+    bench.work()
+    assert registry.is_open("eval")  # nobody's business here any more: vLLM says that it does not exist
+
+
+def test_an_unload_waits_for_the_requests_of_that_version() -> None:
+    bench = started()
+    bench.load("trl-policy-v1", "/1")
+    bench.work()
+    bench.sent.clear()
+    for _ in range(2):
+        assert bench.registry.admit("trl-policy-v1")
+    number = bench.unload("trl-policy-v1")
+    assert not bench.registry.is_open("trl-policy-v1")
+    bench.end("trl-policy-v1")
+    assert bench.sent == []
+    bench.end("trl-policy-v1")
+    bench.work()
+    assert bench.reports[number].ok
+    assert (bench.aborted, bench.actions(0)) == ([], ["unload trl-policy-v1"])
+
+
+def test_an_unload_does_not_wait_for_ever_nor_while_generation_is_paused() -> None:
+    bench = started()
+    for version in (1, 2):
+        bench.load(f"trl-policy-v{version}", f"/{version}")
+        bench.work()
+        assert bench.registry.admit(f"trl-policy-v{version}")
+    bench.sent.clear()
+    number = bench.unload("trl-policy-v1")
+    assert bench.registry.next_wake == DRAIN_S
+    bench.wait(DRAIN_S)
+    bench.work()
+    assert bench.reports[number].ok
+    number = bench.unload("trl-policy-v2")
+    bench.take(bench.registry.set_paused(True, [0, 1], bench.now))
+    bench.work()
+    assert bench.reports[number].ok
+    assert bench.aborted == []  # vLLM goes on with them, under the weights they began with
+
+
+def test_weights_are_replaced_only_when_no_request_uses_the_old_ones() -> None:
+    bench = started()
+    bench.load("trl-policy-v1", "/old")
+    bench.work()
+    bench.sent.clear()
+    assert bench.registry.admit("trl-policy-v1")
+    number = bench.load("trl-policy-v1", "/new")
+    bench.work()
+    assert bench.sent == []
+    assert not bench.registry.is_open("trl-policy-v1")
+    bench.wait(DRAIN_S)
+    assert bench.aborted == ["trl-policy-v1"]
+    bench.wait(1.0)
+    assert (bench.aborted, bench.sent) == (["trl-policy-v1"], [])  # told once, and waited for
+    bench.end("trl-policy-v1")
+    bench.work()
+    assert bench.reports[number].ok
+    assert bench.actions(0) == ["unload trl-policy-v1", "reset", "load trl-policy-v1"]
+
+
+def test_a_request_that_outlived_its_unload_is_ended_before_its_name_comes_back() -> None:
+    """A reset in between does not help: it goes on filling the cache under its name."""
+    bench = started()
+    for version in (1, 2):
+        bench.load(f"trl-policy-v{version}", f"/old/{version}")
+        bench.work()
+    assert bench.registry.admit("trl-policy-v2")
+    bench.load("trl-policy-v1", "/new/1")  # the run starts over, and v2 goes with it
+    bench.work()
+    for server in bench.servers:
+        assert server.loaded == {"trl-policy-v1": "/new/1"}
+        server.use("trl-policy-v2", "/old/2")
+    bench.sent.clear()
+    number = bench.load("trl-policy-v2", "/new/2")
+    bench.wait(DRAIN_S)
+    assert bench.aborted == ["trl-policy-v2"]
+    bench.end("trl-policy-v2")
+    bench.work()
+    assert bench.reports[number].ok
+    assert bench.actions(0) == ["reset", "load trl-policy-v2"]
+
+
+def test_requests_that_do_not_end_fail_the_load_that_would_replace_their_weights() -> None:
+    bench = started()
+    bench.load("eval", "/old")
+    bench.work()
+    assert bench.registry.admit("eval")
+    number = bench.load("eval", "/new")
+    bench.wait(DRAIN_S)
+    bench.wait(DEADLINE_S)
+    bench.work()
+    report = bench.reports[number]
+    assert (report.ok, report.timed_out) == (False, True)
+    assert report.reason == "requests for the adapter it replaces did not end"
+    assert [server.loaded for server in bench.servers] == [{}, {}]
+
+
+def test_how_a_load_failed_is_told_apart() -> None:
+    bench = started(max_loras=1)
+    timed_out = bench.load("a", "/a")
+    bench.wait(DEADLINE_S)
+    for send in list(bench.pending):
+        bench.answer(send, Answer(None, "no answer", timed_out=True))
+    bench.wait(RETRY_S)
+    bench.work()
+    refused = bench.load("b", "/b")
+    for send in list(bench.pending):
+        bench.answer(send, error(500, "boom"))
+    bench.work()
+    bench.load("c", "/c")
+    bench.work()
+    no_slot = bench.load("d", "/d")
+    failures = [bench.reports[number] for number in (timed_out, refused, no_slot)]
+    assert [(one.ok, one.timed_out, one.refused) for one in failures] == [
+        (False, True, False), (False, False, False), (False, False, True),
+    ]  # fmt: skip
+
+
+def test_attempts_are_spread_over_the_second_half_of_the_retry_time() -> None:
+    draws = iter([0.0, 1.0, 0.5])
+    bench = started(replicas=1, jitter=lambda: next(draws))
+    bench.load("trl-policy-v1", "/1")
+    waits = []
+    for _ in range(3):
+        bench.answer(bench.pending[0], missing("trl-policy-v1"))
+        wake = bench.registry.next_wake
+        assert wake is not None
+        waits.append(wake - bench.now)
+        bench.wait(waits[-1])
+    assert waits == pytest.approx([SHORTEST_RETRY * RETRY_S, RETRY_S, 0.75 * RETRY_S])
+
+
+def test_each_replica_says_when_it_had_accepted() -> None:
+    bench = started()
+    number = bench.load("trl-policy-v1", "/1")
+    first, second = bench.pending
+    bench.wait(0.25)
+    bench.answer(first, bench.arrive(first))
+    bench.wait(0.5)
+    bench.answer(second, bench.arrive(second))
+    seconds = {first.replica: 0.25, second.replica: 0.75}
+    assert [part.seconds for part in bench.reports[number].replicas] == [seconds[0], seconds[1]]
+
+
+def test_pushed_files_are_loaded_from_where_they_were_put() -> None:
+    bench = started(pushes=True)
+    number = bench.load("trl-policy-v1", "/1")
+    push = bench.pending[0]
+    assert (push.action, push.path, push.timeout_s) == ("push", "/1", DEADLINE_S)
+    bench.answer(push, bench.arrive(push))
+    load = next(send for send in bench.pending if send.replica == push.replica)
+    assert (load.action, load.path, load.serial) == ("load", "/pushed/1", push.serial)
+    bench.work()
+    assert bench.reports[number].ok
+    assert [part.attempts for part in bench.reports[number].replicas] == [1, 1]
+    assert bench.registry.live == {"trl-policy-v1": "/1"}
+
+
+def test_pushed_files_are_discarded_one_version_late() -> None:
+    bench = started(replicas=1, pushes=True)
+    for version in range(1, 5):
+        bench.load(f"trl-policy-v{version}", f"/{version}")
+        bench.work()
+        if version > 1:
+            bench.unload(f"trl-policy-v{version - 1}")
+            bench.work()
+    assert bench.servers[0].loaded == {"trl-policy-v4": "/4"}
+    assert bench.servers[0].disk == {"/pushed/3", "/pushed/4"}
+
+
+def test_pushed_files_that_are_gone_are_pushed_again() -> None:
+    bench = started(replicas=1, pushes=True)
+    bench.load("trl-policy-v1", "/1")
+    bench.work()
+    bench.servers[0] = bench.server()  # the replica is restarted with an empty disk
+    bench.take(bench.registry.replica_left(0, bench.now))
+    bench.sent.clear()
+    bench.take(bench.registry.replica_back(0, bench.now))
+    bench.work()
+    bench.wait(RETRY_S)
+    bench.work()
+    assert bench.actions(0) == ["list", "load trl-policy-v1", "push trl-policy-v1", "load trl-policy-v1", "resume"]
+    assert bench.routable == [True]
+
+
+def test_a_replica_that_was_only_unreachable_keeps_what_was_pushed_to_it() -> None:
+    bench = started(pushes=True)
+    bench.load("trl-policy-v1", "/1")
+    bench.work()
+    bench.take(bench.registry.replica_left(1, bench.now))
+    bench.sent.clear()
+    bench.take(bench.registry.replica_back(1, bench.now))
+    bench.work()
+    assert bench.actions(1) == ["list", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "attempts"),
+    [(Answer(None, "refused"), 2), (error(503, "4 adapters are being sent already"), 2), (error(401, "no token"), 1)],
+)
+def test_a_push_is_tried_again_when_the_receiver_did_not_judge_it(answer: Answer, attempts: int) -> None:
+    bench = started(replicas=1, pushes=True)
+    number = bench.load("trl-policy-v1", "/1")
+    bench.answer(bench.pending[0], answer)
+    bench.wait(RETRY_S)
+    bench.work()
+    assert bench.reports[number].ok == (attempts == 2)
+    assert bench.actions(0).count("push trl-policy-v1") == attempts
+    if attempts == 1:
+        assert bench.reports[number].reason == "replica 0: push: no token"
+
+
 NAMES = ("trl-policy-v1", "trl-policy-v2", "trl-policy-v3", "eval")
+MAX_LORAS = 3
+
+
+@dataclass(eq=False)
+class Running:
+    """A request under way: what it asked for, where it runs, and with whose weights."""
+
+    name: str
+    replica: int
+    weights: str
 
 
 class Fleet(RuleBasedStateMachine):
     """Anything may happen in any order: what may be asked for is on every routable replica, with its own weights."""
 
-    @initialize(leftovers=st.lists(st.sampled_from(NAMES), max_size=2, unique=True))
-    def begin(self, leftovers: list[str]) -> None:
-        self.bench = Bench(replicas=3, max_loras=3)
+    @initialize(
+        leftovers=st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
+        pushes=st.booleans(),
+        joined=st.sampled_from([True, True, False]),
+    )
+    def begin(self, leftovers: list[str], pushes: bool, joined: bool) -> None:
+        self.bench = Bench(replicas=3, max_loras=MAX_LORAS, pushes=pushes)
         self.loads = 0
         self.asked: list[int] = []
+        self.running: list[Running] = []
         self.bench.servers[0].loaded = {name: "/leftover" for name in leftovers if name != "eval"}
         for name in self.bench.servers[0].loaded:
             self.bench.servers[0].use(name)
+        if joined:
+            self.bench.start()
 
-    @rule(name=st.sampled_from(NAMES))
-    def load(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), at_once=st.booleans())
+    def load(self, name: str, at_once: bool) -> None:
         self.loads += 1
         self.asked.append(self.bench.load(name, f"/{self.loads}"))
+        if at_once:
+            self.bench.work()
 
-    @rule(name=st.sampled_from(NAMES))
-    def unload(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), at_once=st.booleans())
+    def unload(self, name: str, at_once: bool) -> None:
         self.asked.append(self.bench.unload(name))
+        if at_once:
+            self.bench.work()
 
     @precondition(lambda self: self.bench.pending)
-    @rule(which=st.integers(0, 2), how=st.sampled_from(["ok", "ok", "ok", "lags", "final", "500", "lost", "late"]))
+    @rule(which=st.integers(0, 2))
+    def arrive(self, which: int) -> None:
+        self.bench.arrive(self.bench.pending[which % len(self.bench.pending)])
+
+    @precondition(lambda self: self.bench.pending)
+    @rule(which=st.integers(0, 2), how=st.sampled_from(["ok", "ok", "ok", "lags", "final", "503", "lost", "late"]))
     def deliver(self, which: int, how: str) -> None:
         send = self.bench.pending[which % len(self.bench.pending)]
         answer = Answer(None, "reset")
-        if how in ("ok", "late"):
-            done = self.bench.servers[send.replica].do(send)
+        if how in ("ok", "late") or send.ticket in self.bench.arrived:
+            done = self.bench.arrive(send)
             answer = done if how == "ok" else answer
-        elif how == "500":
-            answer = Answer(500, "boom")
+        elif how == "503":
+            answer = Answer(503, "not yet")
         elif how == "lags" and send.action == "load":
             answer = missing(send.name)
-        elif how == "final" and send.action == "load":
+        elif how == "final" and send.action in ("load", "push"):
             answer = error(500, "LoRA rank 16 is greater than max_lora_rank 8.")
         self.bench.answer(send, answer)
 
     @rule(replica=st.integers(0, 2), restarted=st.booleans())
     def leave(self, replica: int, restarted: bool) -> None:
         if restarted:
-            self.bench.servers[replica] = Server()
+            self.bench.servers[replica] = self.bench.server()
         # What was on its way to it is lost with the connection.
         self.bench.pending = [send for send in self.bench.pending if send.replica != replica]
         self.bench.take(self.bench.registry.replica_left(replica, self.bench.now))
+        if restarted:
+            self.finish([request for request in self.running if request.replica == replica])
 
     @rule(replica=st.integers(0, 2))
     def come_back(self, replica: int) -> None:
         self.bench.take(self.bench.registry.replica_back(replica, self.bench.now))
 
-    @rule(seconds=st.sampled_from([0.1, RETRY_S, DEADLINE_S]))
+    @rule(seconds=st.sampled_from([0.1, RETRY_S, DRAIN_S, DEADLINE_S]))
     def time_passes(self, seconds: float) -> None:
         self.bench.wait(seconds)
 
@@ -514,16 +814,44 @@ class Fleet(RuleBasedStateMachine):
             self.bench.servers[replica].paused = paused
         self.bench.take(self.bench.registry.set_paused(paused, serving, self.bench.now))
 
+    @rule(which=st.integers(0, 3), replica=st.integers(0, 2))
+    def start_request(self, which: int, replica: int) -> None:
+        # One that is live, when there is one.
+        live = sorted(self.bench.registry.live) or NAMES
+        name = live[which % len(live)]
+        if not self.bench.registry.admit(name):
+            return
+        loaded = self.bench.servers[replica].loaded
+        if self.bench.routable[replica] and name in loaded:
+            self.running.append(Running(name, replica, loaded[name]))
+            self.bench.servers[replica].use(name)
+        else:
+            self.bench.end(name)  # no replica, or vLLM's own 404
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 20))
+    def end_request(self, which: int) -> None:
+        self.finish([self.running[which % len(self.running)]])
+
+    @rule()
+    def end_what_is_to_be_aborted(self) -> None:
+        self.finish([request for request in self.running if request.name in self.bench.aborted])
+        self.bench.aborted.clear()
+
     @rule()
     def generate(self) -> None:
-        for server, routable in zip(self.bench.servers, self.bench.routable, strict=True):
-            for name in self.bench.registry.live if routable else ():
-                server.use(name)
+        for request in self.running:
+            self.bench.servers[request.replica].use(request.name, request.weights)
+
+    def finish(self, requests: list[Running]) -> None:
+        for request in requests:
+            self.running.remove(request)
+            self.bench.end(request.name)
 
     @invariant()
     def live_adapters_are_on_every_routable_replica_with_their_own_weights_and_cache(self) -> None:
         live = self.bench.registry.live
-        assert len(live) <= 3
+        assert all(self.bench.registry.is_open(name) for name in live)
         for replica, routable in enumerate(self.bench.routable):
             assert routable == self.bench.registry.serves(replica)
             if routable:
@@ -536,6 +864,27 @@ class Fleet(RuleBasedStateMachine):
         if len(self.bench.reports) == len(self.asked):
             for server, routable in zip(self.bench.servers, self.bench.routable, strict=True):
                 assert not routable or server.loaded == self.bench.registry.live
+
+    @invariant()
+    def vllm_never_has_to_evict_an_adapter(self) -> None:
+        assert all(len(server.loaded) <= MAX_LORAS for server in self.bench.servers)
+
+    @invariant()
+    def a_name_keeps_its_weights_while_a_request_uses_it(self) -> None:
+        for request in self.running:
+            for server, routable in zip(self.bench.servers, self.bench.routable, strict=True):
+                assert not routable or server.loaded.get(request.name, request.weights) == request.weights
+
+    @invariant()
+    def what_is_open_is_everywhere(self) -> None:
+        for name in NAMES:
+            if self.bench.registry.is_open(name):
+                holders = {
+                    server.loaded.get(name)
+                    for server, routable in zip(self.bench.servers, self.bench.routable, strict=True)
+                    if routable
+                }
+                assert len(holders) <= 1
 
     @invariant()
     def one_request_per_replica_at_a_time(self) -> None:
@@ -555,6 +904,7 @@ class Fleet(RuleBasedStateMachine):
             self.come_back(replica)
         for _ in range(1000):
             self.bench.work()
+            self.end_what_is_to_be_aborted()
             if len(self.bench.reports) == len(self.asked) and all(self.bench.routable):
                 break
             wake = self.bench.registry.next_wake
