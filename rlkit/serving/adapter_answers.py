@@ -46,6 +46,9 @@ UNFINISHED_FILES = re.compile(
     r"|Error while deserializing header: "
 )
 
+# A server whose engine has just died still answers. It is about to leave, and a load does not fail for one that left.
+ENGINE_GONE = "EngineCore encountered an issue"
+
 ROUTE_OFF = "no /v1/load_lora_adapter: start the replica with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 
 # vLLM answers a load with none of these. They come from what stands before it, or while it starts and stops.
@@ -67,8 +70,9 @@ def load_meaning(answer: Answer, name: str) -> Meaning:
         return Meaning.DONE
     if is_transient(answer):
         return Meaning.RETRY
-    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and UNFINISHED_FILES.search(answer.text):
-        return Meaning.RETRY
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        passes = UNFINISHED_FILES.search(answer.text) or ENGINE_GONE in answer.text
+        return Meaning.RETRY if passes else Meaning.FINAL
     reason = message_of(answer)
     # vLLM may replace the path by "<path>" in the text: the words and the name are what can be relied on.
     if answer.status == HTTPStatus.NOT_FOUND and f"Loading lora {name} failed: No adapter found" in reason:

@@ -10,27 +10,18 @@ import argparse
 import asyncio
 import contextlib
 import json
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from aiohttp import web
 
 from rlkit.serving.emulated_answers import CompletionAnswer, error_body, model_card, token_ids
 from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
+from rlkit.serving.emulated_faults import Faults
 
-CompletionFault = Literal["die", "die-mid-response", "hang"]
-
-
-@dataclass
-class Faults:
-    """What goes wrong next. Each entry is used once, in order, by the next request it concerns."""
-
-    loads: deque[tuple[int, str] | Literal["die", "hang"]] = field(default_factory=deque)  # status and text
-    completions: deque[CompletionFault] = field(default_factory=deque)
-    unhealthy: bool = False
-    token_delay_s: float = 0.0  # per token of every completion
+# The last requests a replica remembers, for tests to look at.
+KEPT_REQUESTS = 10_000
 
 
 class EmulatedReplica:
@@ -59,6 +50,8 @@ class EmulatedReplica:
         self._dev_mode = dev_mode
         self._keep_alive_s = keep_alive_s
         self._runner: web.AppRunner | None = None
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._boot()
 
     def _boot(self) -> None:
@@ -77,6 +70,13 @@ class EmulatedReplica:
     def is_paused(self) -> bool:
         """Whether generation is frozen."""
         return not self._resumed.is_set()
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Accept connections and requests but answer none, as a stopped process does; or go on."""
+        if frozen:
+            self._thawed.clear()
+        else:
+            self._thawed.set()
 
     async def start(self, port: int = 0) -> None:
         """Listen on a port (0: any)."""
@@ -135,6 +135,8 @@ class EmulatedReplica:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         self.requests.append((request.method, request.path_qs, request.headers))
+        del self.requests[:-KEPT_REQUESTS]
+        await self._thawed.wait()
         wanted = f"Bearer {self._api_key}"
         if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
             return web.json_response({"error": "Unauthorized"}, status=401)
@@ -169,7 +171,10 @@ class EmulatedReplica:
                     return web.Response(status=status, text=text, content_type="application/json")
         return self._text_or_error(
             lambda: self.engine.load(
-                body["lora_name"], body["lora_path"], in_place=bool(body.get("load_inplace", False))
+                body["lora_name"],
+                body["lora_path"],
+                in_place=bool(body.get("load_inplace", False)),
+                sees=self.faults.sees,
             )
         )
 
@@ -233,7 +238,8 @@ class EmulatedReplica:
     ) -> web.StreamResponse:
         model = str(body.get("model"))
         fault = self.faults.completions.popleft() if self.faults.completions else None
-        if model != self.engine.model and model not in self.engine.adapters:
+        adapter = self.engine.bound(model)
+        if adapter is None:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         self.in_flight += 1
         self.arrived.set()
@@ -242,16 +248,25 @@ class EmulatedReplica:
                 await asyncio.Event().wait()
             if fault == "die":
                 return self._die(request, web.Response(status=500))
+            if fault == "garbage":
+                if request.transport is not None:
+                    request.transport.write(b"\x00\x01 no HTTP at all\r\n\r\n")
+                return self._die(request, web.Response(status=500))
+            if isinstance(fault, tuple):
+                return web.Response(status=fault[0], text=fault[1])
             await self._resumed.wait()
             sampled = [
-                self.engine.sample(model, one, int(body.get("max_tokens") or 16), body.get("seed"))
+                self.engine.sample(adapter, one, int(body.get("max_tokens") or 16), body.get("seed"))
                 for one in prompts
                 for _ in range(body.get("n") or 1)
             ]
             wants_ids, wants_logprobs = bool(body.get("return_token_ids")), body.get("logprobs") is not None
             answer = CompletionAnswer(kind, model, prompts, sampled, wants_ids, wants_logprobs)
             respond = self._stream if body.get("stream") else self._respond
-            return await respond(request, answer, dies=fault == "die-mid-response")
+            response = await respond(request, answer, dies=fault == "die-mid-response")
+            for one in prompts:
+                self.engine.prefill(adapter, one)
+            return response
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -302,11 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A replica without a model, for tests and dry runs.")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--token-delay-s", type=float, default=0.0, help="seconds per generated token")
+    parser.add_argument("--mount", type=Path, help="files in this folder show late")
+    parser.add_argument("--mount-lag-s", type=float, default=0.0, help="by so many seconds")
     options = parser.parse_args()
 
     async def run() -> None:
         replica = EmulatedReplica()
         replica.faults.token_delay_s = options.token_delay_s
+        replica.faults.mount, replica.faults.mount_lag_s = options.mount, options.mount_lag_s
         await _serve(replica, options.port)
 
     with contextlib.suppress(KeyboardInterrupt):

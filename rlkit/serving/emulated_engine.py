@@ -11,7 +11,7 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,8 +94,11 @@ class EmulatedEngine:
         """The `/metrics` page."""
         return generate_latest(self.registry)
 
-    def load(self, name: str, path: str, *, in_place: bool = False) -> str:
-        """Load an adapter folder in peft's layout; vLLM's text on success, `LoadRefused` otherwise."""
+    def load(self, name: str, path: str, *, in_place: bool = False, sees: Callable[[Path], bool] = Path.is_file) -> str:
+        """Load an adapter folder in peft's layout; vLLM's text on success, `LoadRefused` otherwise.
+
+        `sees` says whether a file is there (yet).
+        """
         if not name or not path:
             raise LoadRefused(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
         if name == self.model:
@@ -108,7 +111,7 @@ class EmulatedEngine:
                 "'load_inplace' to True.",
             )
         try:
-            weights = self._read(Path(path))
+            weights = self._read(Path(path), sees)
         except FileNotFoundError:
             message = f"Loading lora {name} failed: No adapter found for {path}"
             raise LoadRefused(404, "NotFoundError", _sanitized(message)) from None
@@ -128,15 +131,25 @@ class EmulatedEngine:
         del self.adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
-    def sample(self, model: str, prompt: Sequence[int], max_tokens: int, seed: int | None) -> Sampled:
+    def bound(self, model: str) -> Adapter | None:
+        """What a request for this model runs with until its end, whatever is loaded or unloaded meanwhile.
+
+        None: there is no such model.
+        """
+        return Adapter(model, "", 0) if model == self.model else self.adapters.get(model)
+
+    def sample(self, model: str | Adapter, prompt: Sequence[int], max_tokens: int, seed: int | None) -> Sampled:
         """A made-up completion of a served model (base or adapter)."""
-        adapter = self.adapters.get(model)
-        weights = adapter.weights if adapter is not None else 0
-        attended = self._prefill(adapter.path + model if adapter is not None else model, prompt, weights)
+        adapter = self.bound(model) if isinstance(model, str) else model
+        assert adapter is not None
+        self.prompt_tokens.inc(len(prompt))
+        self.queries.inc(len(prompt))
+        attended, cached = self.prefill(adapter, prompt)
+        self.hits.inc(cached * self.block_size)
         dice = random.Random(f"{seed}")
         length = max(1, min(max_tokens, dice.randint(1, max_tokens)))
         ids = [dice.randrange(VOCABULARY) for _ in range(length)]
-        state = zlib.crc32(repr((attended, list(prompt))).encode(), weights)
+        state = zlib.crc32(repr((attended, list(prompt))).encode(), adapter.weights)
         logprobs = []
         for token in ids:
             state = zlib.crc32(str(token).encode(), state)
@@ -151,17 +164,29 @@ class EmulatedEngine:
         self.prefix_cache.clear()
         self.preemptions.inc(requests)
 
-    def _prefill(self, key: str, prompt: Sequence[int], weights: int) -> list[int]:
-        hashes = chained_hashes(key, token_blocks(prompt, self.block_size))
+    def prefill(self, adapter: Adapter, prompt: Sequence[int]) -> tuple[list[int], int]:
+        """A prompt's blocks, computed or from the cache: the weights that computed each, and how many were cached.
+
+        A request that a reset threw back does it again: its blocks are then once more in the cache, under its adapter's
+        name.
+        """
+        hashes = chained_hashes(adapter.path + adapter.name, token_blocks(prompt, self.block_size))
         cached = 0
         while cached < len(hashes) and hashes[cached] in self.prefix_cache:
             cached += 1
-        self.prompt_tokens.inc(len(prompt))
-        self.queries.inc(len(prompt))
-        self.hits.inc(cached * self.block_size)
-        return [self.prefix_cache.setdefault(digest, weights) for digest in hashes]
+        attended = []
+        for digest in hashes:
+            weights = self.prefix_cache.pop(digest, adapter.weights)
+            self.prefix_cache[digest] = weights  # the last used is the last to go
+            attended.append(weights)
+        # One block is the null block; it holds nothing.
+        while len(self.prefix_cache) > self.num_gpu_blocks - 1:
+            del self.prefix_cache[next(iter(self.prefix_cache))]
+        return attended, cached
 
-    def _read(self, folder: Path) -> int:
+    def _read(self, folder: Path, sees: Callable[[Path], bool]) -> int:
+        if not sees(folder / "adapter_config.json"):
+            raise FileNotFoundError
         config = json.loads((folder / "adapter_config.json").read_text())
         missing = {"r", "lora_alpha", "target_modules"} - set(config)
         if missing:
@@ -169,7 +194,7 @@ class EmulatedEngine:
         if config["r"] > self.max_lora_rank:
             raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}.")
         path = folder / "adapter_model.safetensors"
-        if not path.is_file():
+        if not sees(path):
             raise ValueError(f"{folder} doesn't contain tensors")
         with safe_open(path, framework="numpy") as file:
             for key in file.keys():  # noqa: SIM118 (not a mapping)

@@ -16,16 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import errno
 import hashlib
 import logging
-import os
-import re
-import shutil
 import signal
 import sys
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -36,16 +31,8 @@ from aiohttp import web
 
 from rlkit.engines.parent_watch import exit_with_parent
 from rlkit.errors import BadInput
-from rlkit.serving.adapter_files import (
-    CHUNK_BYTES,
-    DIGEST_PATTERN,
-    MAX_MANIFEST_BYTES,
-    AdapterFile,
-    Manifest,
-    check_name,
-    has_digest,
-    read_manifest,
-)
+from rlkit.serving.adapter_files import CHUNK_BYTES, MAX_MANIFEST_BYTES, AdapterFile, Manifest, read_manifest
+from rlkit.serving.adapter_store import AdapterStore
 from rlkit.serving.bearer import Bearer, bearer_from
 
 logger = logging.getLogger(__name__)
@@ -54,40 +41,25 @@ logger = logging.getLogger(__name__)
 # thousandth of it. The limit is there so that nobody fills the disk by mistake.
 MAX_ADAPTER_BYTES = 16 * 1024**3
 
-# The proxy deletes what no replica needs any more. This bounds what is left of runs that did not come to that.
-MAX_ADAPTERS = 64
-
 # One version at a time is pushed, and pushed again after a failure: more at once are not this proxy's.
 MAX_UPLOADS = 4
 
 # A sender that is alive sends something in this time.
 IDLE_S = 30.0
 
-_INCOMING = ".incoming-"
-
 
 class Receiver:
-    """Keeps adapters under `root`, one folder each; see `serve_receiver`."""
+    """Takes adapters into a store; see `serve_receiver`."""
 
     def __init__(
-        self,
-        root: Path,
-        bearer: Bearer,
-        *,
-        max_bytes: int = MAX_ADAPTER_BYTES,
-        max_adapters: int = MAX_ADAPTERS,
-        idle_s: float = IDLE_S,
+        self, store: AdapterStore, bearer: Bearer, *, max_bytes: int = MAX_ADAPTER_BYTES, idle_s: float = IDLE_S
     ) -> None:
-        root.mkdir(parents=True, exist_ok=True)
         self.url = ""
-        self._root = root.resolve()
+        self._store = store
         self._bearer = bearer
         self._max_bytes = max_bytes
-        self._max_adapters = max_adapters
         self._idle_s = idle_s
         self._uploads = 0
-        for leftover in self._root.glob(f"{_INCOMING}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
 
     def app(self) -> web.Application:
         """The web application."""
@@ -117,34 +89,33 @@ class Receiver:
 
     async def _put(self, request: web.Request) -> web.Response:
         folder = self._folder(request)
-        digest = request.match_info["digest"]
         length = request.content_length
         if length is None:
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "an adapter is sent with its length")
         if length > self._max_bytes:
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {self._max_bytes} are taken")
-        if length > shutil.disk_usage(self._root).free:
-            raise _Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"no room for {length} bytes in {self._root}")
+        if length > self._store.free_bytes():
+            raise _Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"no room for {length} bytes in {self._store.root}")
         if self._uploads >= MAX_UPLOADS:
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_UPLOADS} adapters are being sent already")
         self._uploads += 1
-        incoming = self._root / f"{_INCOMING}{uuid.uuid4().hex}"
         try:
-            incoming.mkdir()
-            body = _Body(request, self._idle_s)
-            manifest = await self._manifest(body, digest, length)
-            for file in manifest.files:
-                await _receive(body, file, incoming / file.name)
-            await asyncio.to_thread(self._place, incoming, folder, manifest)
+            await self._take(_Body(request, self._idle_s), folder, length)
         except ConnectionError:
             raise _Refused(HTTPStatus.BAD_REQUEST, "the sender went away") from None
         except OSError as problem:
             _refuse_disk(problem)
         finally:
             self._uploads -= 1
-            await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
-        logger.info("received %s: %d bytes", folder.relative_to(self._root), manifest.size)
+        logger.info("received %s: %d bytes", folder.relative_to(self._store.root), length)
         return web.json_response({"path": str(folder)})
+
+    async def _take(self, body: _Body, folder: Path, length: int) -> None:
+        manifest = await self._manifest(body, folder.name, length)
+        with self._store.incoming() as incoming:
+            for file in manifest.files:
+                await _receive(body, file, incoming / file.name)
+            await asyncio.to_thread(self._store.place, incoming, folder)
 
     async def _manifest(self, body: _Body, digest: str, length: int) -> Manifest:
         line = await body.line(MAX_MANIFEST_BYTES)
@@ -159,49 +130,21 @@ class Receiver:
             raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, reason)
         return manifest
 
-    def _place(self, incoming: Path, folder: Path, manifest: Manifest) -> None:
-        """Move a complete upload to its path; what is there already may only be the same."""
-        folder.parent.mkdir(exist_ok=True)
-        if folder.exists() and not has_digest(folder, manifest.digest):
-            shutil.rmtree(folder)
-        if not folder.exists():
-            try:
-                incoming.rename(folder)
-            except OSError as problem:
-                # Another upload of the same adapter was faster.
-                if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-        os.utime(folder)
-        self._forget_the_oldest(folder)
-
-    def _forget_the_oldest(self, newest: Path) -> None:
-        folders = sorted(
-            (folder for folder in self._root.glob("[!.]*/*") if folder != newest),
-            key=lambda folder: folder.stat().st_mtime,
-        )
-        for folder in folders[: max(0, len(folders) + 1 - self._max_adapters)]:
-            _delete(folder)
-
     async def _get(self, request: web.Request) -> web.Response:
         folder = self._folder(request)
-        if not await asyncio.to_thread(has_digest, folder, request.match_info["digest"]):
+        if not await asyncio.to_thread(self._store.has, folder):
             raise _Refused(HTTPStatus.NOT_FOUND, "not here")
-        os.utime(folder)
         return web.json_response({"path": str(folder)})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await asyncio.to_thread(_delete, self._folder(request))
+        await asyncio.to_thread(self._store.delete, self._folder(request))
         return web.Response()
 
     def _folder(self, request: web.Request) -> Path:
-        name, digest = request.match_info["name"], request.match_info["digest"]
         try:
-            check_name(name)
+            return self._store.folder(request.match_info["name"], request.match_info["digest"])
         except BadInput as problem:
             raise _Refused(HTTPStatus.BAD_REQUEST, str(problem)) from None
-        if re.fullmatch(DIGEST_PATTERN[1:-1], digest) is None:
-            raise _Refused(HTTPStatus.BAD_REQUEST, "the digest is a SHA-256 in hexadecimal digits")
-        return self._root / name / digest
 
 
 class _Refused(Exception):
@@ -253,12 +196,6 @@ async def _receive(body: _Body, file: AdapterFile, path: Path) -> None:
             stream.write(piece)
     if found.hexdigest() != file.sha256:
         raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{file.name}: the bytes do not have the announced digest")
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other versions are under that name, or nothing ever was
-        folder.parent.rmdir()
 
 
 def _refuse_disk(problem: OSError) -> NoReturn:
@@ -327,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
         assert bearer is not None
         if not options.outlives_parent:
             exit_with_parent()
-        asyncio.run(_run_until_stopped(Receiver(options.root, bearer), options.host, options.port))
+        asyncio.run(_run_until_stopped(Receiver(AdapterStore(options.root), bearer), options.host, options.port))
     except BadInput as problem:
         print(f"receiver: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,9 +17,12 @@ from rlkit.serving.adapter_answers import (
     load_meaning,
     load_reason,
     message_of,
+    push_meaning,
+    pushed_path,
     reset_meaning,
     unload_meaning,
 )
+from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
 
 NAME = "trl-policy-v3"
 
@@ -55,6 +60,11 @@ def vllm_error(code: int, message: str, kind: str = "BadRequestError") -> Answer
             Meaning.RETRY,
         ),
         (vllm_error(500, "vLLM does not yet support DoRA."), Meaning.FINAL),
+        (vllm_error(500, "Call to add_lora method failed: out of memory"), Meaning.FINAL),
+        (vllm_error(500, "EngineCore encountered an issue. See stack trace"), Meaning.RETRY),
+        (Answer(500, ""), Meaning.FINAL),
+        (Answer(502, "<html>bad gateway</html>"), Meaning.RETRY),
+        (Answer(504, ""), Meaning.RETRY),
         (Answer(401, '{"error":"Unauthorized"}'), Meaning.FINAL),
         (Answer(429, "slow down"), Meaning.RETRY),
         (Answer(503, "<html>starting</html>"), Meaning.RETRY),
@@ -63,6 +73,39 @@ def vllm_error(code: int, message: str, kind: str = "BadRequestError") -> Answer
 )
 def test_what_an_answer_to_a_load_means(answer: Answer, meaning: Meaning) -> None:
     assert load_meaning(answer, NAME) is meaning
+
+
+def test_files_cut_anywhere_are_asked_for_again(adapter: Callable[..., str]) -> None:
+    """A mount may show the beginning of a file before its end: the emulated engine reads them as vLLM does."""
+    folder = Path(adapter(NAME))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        file = folder / name
+        if name.endswith("json"):
+            config = json.loads(file.read_text()) | {
+                "base_model_name_or_path": "é€😀",
+                "bias": "none",
+                "x": [1.5e3, None],
+            }
+            file.write_text(json.dumps(config, ensure_ascii=False, indent=2))
+        whole = file.read_bytes()
+        for end in range(len(whole)):
+            file.write_bytes(whole[:end])
+            with pytest.raises(LoadRefused) as refused:
+                EmulatedEngine().load(NAME, str(folder))
+            answer = vllm_error(refused.value.status, refused.value.message, refused.value.kind)
+            assert load_meaning(answer, NAME) is Meaning.RETRY, (name, end, answer.text)
+        file.write_bytes(whole)
+    EmulatedEngine().load(NAME, str(folder))
+
+
+def test_what_an_answer_to_a_push_means() -> None:
+    assert push_meaning(Answer(200, '{"path": "/here"}')) is Meaning.DONE
+    assert pushed_path(Answer(200, '{"path": "/here"}')) == "/here"
+    assert push_meaning(Answer(200, "<html>")) is Meaning.FINAL
+    assert push_meaning(Answer(200, '{"path": ""}')) is Meaning.FINAL
+    assert push_meaning(Answer(507, "no room")) is Meaning.FINAL
+    assert push_meaning(Answer(503, "busy")) is Meaning.RETRY
+    assert push_meaning(Answer(None, "refused")) is Meaning.RETRY
 
 
 def test_a_missing_route_is_told_with_the_way_out() -> None:

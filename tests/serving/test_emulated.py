@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,34 @@ def test_a_name_used_again_reuses_the_old_weights_blocks_until_the_cache_is_clea
     assert engine.sample("v1", PROMPT, 4, seed=1) == expected
 
 
+def test_a_request_keeps_the_weights_it_began_with_and_fills_the_cache_with_them(adapter: Write) -> None:
+    """Why the registry ends the requests of a name before the name gets other weights."""
+    engine = EmulatedEngine()
+    engine.load("v1", adapter("v1", weights=1.0))
+    running = engine.bound("v1")
+    assert running is not None
+    before = engine.sample(running, PROMPT, 4, seed=1)
+    engine.unload("v1")
+    engine.load("v1", adapter("v1", weights=2.0))
+    assert engine.sample(running, PROMPT, 4, seed=1) == before
+    engine.preempt(1)
+    engine.prefill(running, PROMPT)  # it is computed again
+    after = engine.sample("v1", PROMPT, 4, seed=1)
+    engine.preempt(0)
+    assert engine.sample("v1", PROMPT, 4, seed=1) != after
+    assert engine.bound("nobody") is None
+
+
+def test_the_prefix_cache_is_as_large_as_the_kv_cache() -> None:
+    engine = EmulatedEngine(num_gpu_blocks=5)
+    for first in range(4):
+        engine.sample(engine.model, [first, *range(33)], 1, seed=1)
+    assert len(engine.prefix_cache) == 4
+    before = engine.hits._value.get()
+    engine.sample(engine.model, [3, *range(33)], 1, seed=1)
+    assert engine.hits._value.get() - before == 32
+
+
 def test_every_server_with_the_same_weights_answers_the_same(adapter: Write) -> None:
     path = adapter("v1")
     answers = []
@@ -166,6 +196,55 @@ async def test_what_a_server_without_its_flags_answers(http: aiohttp.ClientSessi
                 assert (response.status, await response.json()) == (404, {"detail": "Not Found"})
         async with http.get(f"{replica.url}/v1/models") as response:
             assert (response.status, await response.json()) == (401, {"error": "Unauthorized"})
+
+
+async def test_completions_that_go_wrong(replicas: list[EmulatedReplica], http: aiohttp.ClientSession) -> None:
+    replica = replicas[0]
+    replica.faults.completions.extend([(503, "not now"), "garbage", "die", "die-mid-response"])
+    body = {"model": "emulated", "prompt": PROMPT}
+    async with http.post(f"{replica.url}/v1/completions", json=body) as response:
+        assert (response.status, await response.text()) == (503, "not now")
+    for error in (aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError):
+        with pytest.raises(error):
+            async with http.post(f"{replica.url}/v1/completions", json=body) as response:
+                await response.read()
+    async with http.post(f"{replica.url}/v1/completions", json=body) as response:
+        assert response.status == 200
+
+
+async def test_a_frozen_replica_answers_when_it_is_thawed(
+    replicas: list[EmulatedReplica], http: aiohttp.ClientSession
+) -> None:
+    replicas[0].freeze()
+    asking = asyncio.create_task(http.get(f"{replicas[0].url}/health"))
+    while not replicas[0].requests:
+        await asyncio.sleep(0)
+    assert not asking.done()
+    replicas[0].freeze(False)
+    async with await asking as response:
+        assert response.status == 200
+
+
+async def test_files_on_a_mount_show_late(
+    replicas: list[EmulatedReplica], http: aiohttp.ClientSession, adapter: Write, tmp_path: Path
+) -> None:
+    replica = replicas[0]
+    replica.faults.mount, replica.faults.mount_lag_s = tmp_path / "mount", 100.0
+    path = adapter("mount/a")
+
+    async def load(name: str, path: str) -> tuple[int, str]:
+        body = {"lora_name": name, "lora_path": path}
+        async with http.post(f"{replica.url}/v1/load_lora_adapter", json=body) as response:
+            return response.status, await response.text()
+
+    assert (await load("a", path))[0] == 404
+    config, weights = Path(path) / "adapter_config.json", Path(path) / "adapter_model.safetensors"
+    os.utime(config, (0, 0))
+    status, text = await load("a", path)
+    assert (status, "doesn't contain tensors" in text) == (500, True)
+    os.utime(weights, (0, 0))
+    assert (await load("a", path))[0] == 200
+    assert (await load("b", adapter("elsewhere/b")))[0] == 200
 
 
 def vllm_sources() -> str:
