@@ -31,7 +31,7 @@ from rlkit.serving.broadcast import Broadcaster
 from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, json_answer
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
-from rlkit.serving.proxy_stats import ReplicaStatus, merged_page, own_metrics, stats_json
+from rlkit.serving.proxy_stats import ProxyCounts, ReplicaStatus, merged_page, own_metrics, stats_json
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.replica_health import ReplicaHealth
 from rlkit.serving.router import Router
@@ -48,6 +48,10 @@ PROBE_TIMEOUT_S = 5.0
 # How often the replicas' own counters are read and the stats file is written.
 READ_EVERY_S = 2.0
 READ_TIMEOUT_S = 5.0
+
+# A replica that answers neither its counters nor a single completion for so long has stopped: a suspended process, a
+# dead network. It would hold its requests, and a load of an adapter, for as long as that lasts.
+SILENT_S = 30.0
 
 # What a stopping proxy leaves its clients to read answers that are on their way.
 SHUTDOWN_S = 2.0
@@ -125,12 +129,17 @@ class Proxy:
 
     def stats(self) -> dict[str, Any]:
         """The counters as of the last reading of the replicas."""
+        return stats_json(self.router, self._statuses(), self._driver.reports, self._counts())
+
+    def _counts(self) -> ProxyCounts:
         forwarder = self._forwarder
-        return stats_json(self.router, self._statuses(), self._driver.reports, forwarder.block_size, forwarder.unrouted)
+        return ProxyCounts(forwarder.block_size, forwarder.unrouted, forwarder.moved)
 
     async def _watch(self, replica: int) -> None:
+        outcomes, heard_at = self._outcomes_of(replica), _now()
         while True:
             if self._driver.registry.is_out(replica):
+                heard_at = _now()
                 if self._health.may_return(replica, _now()):
                     answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
                     if answer.status == HTTPStatus.OK:
@@ -139,9 +148,20 @@ class Proxy:
             else:
                 await asyncio.sleep(READ_EVERY_S)
                 answer = await self._read(replica)
-                # A server under load may be slow to answer; only one that is not there is out of service.
-                if answer.status is None and not answer.timed_out and self._health.failed(replica):
+                if self._outcomes_of(replica) != outcomes or not answer.timed_out:
+                    outcomes, heard_at = self._outcomes_of(replica), _now()
+                # A server under load may be slow to answer; only one that is not there, or says nothing for long, is
+                # out of service.
+                if answer.timed_out:
+                    if _now() - heard_at >= SILENT_S:
+                        self._lost(replica)
+                elif answer.status is None and self._health.failed(replica):
                     self._lost(replica)
+
+    def _outcomes_of(self, replica: int) -> int:
+        """Completions it has answered, whatever it said."""
+        outcomes = self._forwarder.outcomes[replica]
+        return outcomes.completed + outcomes.refused
 
     async def _welcome(self, replica: int) -> None:
         self._health.recovered(replica, _now())
@@ -178,7 +198,7 @@ class Proxy:
 
     async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
-        own = own_metrics(self.router, self._statuses(), list(self._driver.reports))
+        own = own_metrics(self.router, self._statuses(), list(self._driver.reports), self._counts())
         return ControlAnswer(body=merged_page(own, self._pages))
 
     async def _stats(self, request: ControlRequest) -> ControlAnswer:

@@ -32,7 +32,7 @@ class ProxyConfig(BaseModel):
     receiver_token_env: str | None = None  # likewise, the one the receivers want
     adapter_root: Path | None = None  # adapters are loaded from inside this folder only; None: from anywhere
     port_file: Path | None = None  # the chosen port is written here once the proxy listens
-    stats_file: Path | None = None  # `/stats` is written here every few seconds and at the end
+    stats_file: Path | None = None  # `/proxy/stats` is written here every few seconds and at the end
     exit_with_parent: bool = True  # stop when the process that started the proxy is gone
 
     @field_validator("replicas", "receivers")

@@ -1,4 +1,4 @@
-"""What the proxy has counted: as JSON (`/stats`, proxy.json) and as Prometheus metrics, from the same numbers. Pure."""
+"""What the proxy has counted: as JSON (`/proxy/stats`, proxy.json) and as Prometheus metrics, from one source. Pure."""
 
 from __future__ import annotations
 
@@ -29,17 +29,31 @@ class ReplicaStatus:
     first_reading: ReplicaReading | None  # when it came into service: what vLLM had counted before the proxy
 
 
+@dataclass(frozen=True)
+class ProxyCounts:
+    """What is counted once for all replicas.
+
+    Tokens per KV block; requests that came while no replica was in service; requests that were sent to a second one.
+    """
+
+    block_size: int
+    unrouted: int
+    moved: int
+
+
 def stats_json(
-    router: Router, replicas: Sequence[ReplicaStatus], loads: Iterable[OperationReport], block_size: int, unrouted: int
+    router: Router, replicas: Sequence[ReplicaStatus], loads: Iterable[OperationReport], proxy: ProxyCounts
 ) -> dict[str, Any]:
     """All counters. affinity + spilled + unmatched + round_robin = routed; adapters in the order they were loaded."""
     counts = router.counts
     return {
         "routed": counts.routed,
         **{decision.replace("-", "_"): counts.of(decision) for decision in DECISIONS},
-        "unrouted": unrouted,
+        "unrouted": proxy.unrouted,
+        "moved": proxy.moved,
         "max_inflight": router.max_in_flight,
-        "block_size": block_size,
+        "block_size": proxy.block_size,
+        "indexed_blocks": router.indexed_blocks,
         "per_replica": [
             {
                 "url": replica.url,
@@ -62,6 +76,9 @@ def stats_json(
                 "accepted_by": load.accepted_by,
                 "attempts": [replica.attempts for replica in load.replicas],
                 "seconds": round(load.seconds, 4),
+                "seconds_per_replica": [
+                    None if replica.seconds is None else round(replica.seconds, 4) for replica in load.replicas
+                ],
                 "reason": load.reason,
                 "refusals": [replica.reason for replica in load.replicas],
             }
@@ -70,7 +87,9 @@ def stats_json(
     }
 
 
-def own_metrics(router: Router, replicas: Sequence[ReplicaStatus], loads: Sequence[OperationReport]) -> list[Metric]:
+def own_metrics(
+    router: Router, replicas: Sequence[ReplicaStatus], loads: Sequence[OperationReport], proxy: ProxyCounts
+) -> list[Metric]:
     """The proxy's own metric families."""
     routed = CounterMetricFamily(
         "rlkit_proxy_routed", "Requests by replica and decision.", labels=["replica", "decision"]
@@ -81,6 +100,9 @@ def own_metrics(router: Router, replicas: Sequence[ReplicaStatus], loads: Sequen
     resent = CounterMetricFamily("rlkit_proxy_resent", "Sent twice: a kept connection was closed.", labels=["replica"])
     attempts = CounterMetricFamily("rlkit_proxy_load_attempts", "Adapter loads sent.", labels=["replica"])
     retries = CounterMetricFamily("rlkit_proxy_load_retries", "Adapter loads sent again.", labels=["replica"])
+    taken = SummaryMetricFamily(
+        "rlkit_proxy_load_seconds", "From the trainer's request to each replica's acceptance.", labels=["replica"]
+    )
     for number, replica in enumerate(replicas):
         label = str(number)
         for decision in DECISIONS:
@@ -93,6 +115,9 @@ def own_metrics(router: Router, replicas: Sequence[ReplicaStatus], loads: Sequen
         tries = [load.replicas[number].attempts for load in loads]
         attempts.add_metric([label], sum(tries))
         retries.add_metric([label], sum(max(0, count - 1) for count in tries))
+        seconds = [load.replicas[number].seconds for load in loads]
+        accepted = [one for one in seconds if one is not None]
+        taken.add_metric([label], count_value=len(accepted), sum_value=sum(accepted))
     done = [load for load in loads if load.ok]
     syncs = SummaryMetricFamily(
         "rlkit_proxy_adapter_sync_seconds",
@@ -101,7 +126,17 @@ def own_metrics(router: Router, replicas: Sequence[ReplicaStatus], loads: Sequen
         sum_value=sum(load.seconds for load in done),
     )
     failed = CounterMetricFamily("rlkit_proxy_load_failed", "Adapter loads rolled back.", value=len(loads) - len(done))
-    return [routed, ended, in_flight, serves, resent, attempts, retries, syncs, failed]
+    unrouted = CounterMetricFamily(
+        "rlkit_proxy_unrouted", "Requests that came while no replica was in service.", value=proxy.unrouted
+    )
+    moved = CounterMetricFamily("rlkit_proxy_moved", "Requests sent to a second replica.", value=proxy.moved)
+    indexed = GaugeMetricFamily(
+        "rlkit_proxy_indexed_blocks", "KV blocks the prefix index knows.", value=router.indexed_blocks
+    )
+    return [
+        *(routed, ended, in_flight, serves, resent, unrouted, moved, indexed),
+        *(attempts, retries, taken, syncs, failed),
+    ]
 
 
 def merged_page(own: Iterable[Metric], pages: Sequence[str | None]) -> bytes:

@@ -263,6 +263,7 @@ def vllm_sources() -> str:
         "v1/metrics/loggers.py",
         "v1/worker/lora_model_runner_mixin.py",
         "v1/engine/core.py",
+        "v1/engine/exceptions.py",
     ]
     # Long texts are written as adjacent literals over several lines: join them.
     return re.sub(r'"\s*\n\s*f?"', "", "\n".join((root / file).read_text() for file in files))
@@ -281,14 +282,9 @@ def vllm_sources() -> str:
         "The model `{model_name}` does not exist.",
         "Loading lora {lora_name} failed: No adapter found for {lora_path}",
         "LoRA rank {self.r} is greater than max_lora_rank {lora_config.max_lora_rank}.",
-        "LoRA rank `r` must be a positive integer",
         "{lora_dir} doesn't contain tensors",
         "Missing required configuration fields: {missing_fields}",
-        "Adapter bias is not supported",
-        "vLLM only supports modules_to_save",
-        "vLLM does not yet support DoRA",
-        "expected target modules in",
-        "LoRA is not enabled",
+        "EngineCore encountered an issue",
         "Call to {name} method failed: {str(e)}",
         '{"status": "paused"}',
         '{"status": "resumed"}',

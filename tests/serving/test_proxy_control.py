@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 
@@ -29,6 +30,7 @@ async def test_a_load_reaches_every_replica(replicas: Replicas, adapter: Write) 
         (load,) = bench.proxy.stats()["adapters"]
         assert (load["name"], load["ok"], load["accepted_by"], load["attempts"]) == (POLICY, True, 2, [1, 1])
         assert load["seconds"] > 0
+        assert all(0 < seconds <= load["seconds"] for seconds in load["seconds_per_replica"])
 
 
 async def test_files_that_come_late_are_asked_for_again_where_they_lag(replicas: Replicas, adapter: Write) -> None:
@@ -102,6 +104,32 @@ async def test_what_is_not_a_load_is_not_sent(replicas: Replicas) -> None:
         assert status == 400
         assert "new name" in answer["error"]["message"]
         assert received(replicas[0], "/v1/load_lora") == []
+
+
+async def test_an_adapter_from_outside_the_root_is_not_loaded(
+    replicas: Replicas, adapter: Write, tmp_path: Path
+) -> None:
+    async with proxied(replicas, adapter_root=tmp_path / "root") as bench:
+        assert (await bench.load(adapter("root/inside")))[0] == 200
+        status, answer = await bench.load(adapter("outside"))
+        assert status == 403
+        assert answer["error"]["message"].startswith(f"lora_path: '{tmp_path}/outside' is not inside")
+        assert received(replicas[0], "/v1/load_lora") == ["/v1/load_lora_adapter"]
+
+
+async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
+    replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.2)
+    async with proxied(replicas, deadline_s=1000) as bench:
+        replicas[1].freeze()
+        assert (await bench.load(adapter(POLICY)))[0] == 200
+        assert not bench.proxy.registry.serves(1)
+        assert (await bench.complete(POLICY))[0] == 200
+        replicas[1].freeze(False)
+        await bench.in_service()
+        assert list(replicas[1].engine.adapters) == [POLICY]
 
 
 async def test_unload(replicas: Replicas, adapter: Write) -> None:
@@ -258,6 +286,11 @@ async def test_metrics_of_all_replicas_and_of_the_proxy(replicas: Replicas, adap
         attempts = families["rlkit_proxy_load_attempts"].samples
         assert [sample.value for sample in attempts] == [1, 1]
         assert families["rlkit_proxy_adapter_sync_seconds"].type == "summary"
+        counts = [s.value for s in families["rlkit_proxy_load_seconds"].samples if s.name.endswith("_count")]
+        assert counts == [1, 1]
+        assert [sample.value for sample in families["rlkit_proxy_in_service"].samples] == [1, 1]
+        assert families["rlkit_proxy_indexed_blocks"].samples[0].value == len(PROMPT) // 16
+        assert families["rlkit_proxy_moved"].samples[0].value == 0
         assert page.count("# TYPE vllm:num_requests_running gauge") == 1
 
 
