@@ -95,8 +95,8 @@ def check(recipe: Recipe, facts: MachineFacts) -> list[Finding]:
 
 
 def ports_needed(recipe: Recipe) -> int:
-    """Ports of a local run: one for the proxy and one for each replica."""
-    return 1 + recipe.serve.replicas
+    """Ports of a local run: one for the proxy, one for each replica, one for each receiver of pushed adapters."""
+    return 1 + recipe.serve.replicas * (2 if recipe.transport.kind == "push" else 1)
 
 
 def memory_needed_gib(recipe: Recipe) -> float:
@@ -238,9 +238,6 @@ def _precision(recipe: Recipe) -> Iterator[Finding]:
 def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     for package, message, fix in machine.version_problems(facts.versions):
         yield _error(package, message, fix)
-    if recipe.transport.kind == "push":
-        message = "push needs a receiver beside each replica, and local replicas share a folder instead"
-        yield _error("transport.kind", message, "set transport.kind to bucket")
     needed = ports_needed(recipe)
     if facts.free_ports is not None and facts.free_ports < needed:
         message = f"{needed} ports are needed on 127.0.0.1 and {facts.free_ports} could be had"

@@ -138,8 +138,9 @@ def test_transport_and_lora_belong_together(recipe: Recipe, overrides: list[str]
     assert findings["transport.kind"].severity == "error"
 
 
-def test_nothing_is_pushed_on_one_machine() -> None:
-    assert only(found(LOCAL.with_overrides(["transport.kind=push"]))).field == "transport.kind"
+def test_adapters_can_be_pushed_wherever_they_can_be_shared() -> None:
+    enough_ports = replace(FITTING, free_ports=5)
+    assert found(LOCAL.with_overrides(["transport.kind=push"]), enough_ports) == found(LOCAL, enough_ports) == {}
     assert found(CHASE.with_overrides(["transport.kind=push"]), ELSEWHERE) == {}
 
 
@@ -363,6 +364,7 @@ def test_what_a_machine_is_short_of(facts: dict[str, Any], field: str, severity:
 def test_ports_and_memory_grow_with_the_replicas() -> None:
     assert ports_needed(LOCAL) == 3
     assert ports_needed(LOCAL.with_overrides(["serve.replicas=4"])) == 5
+    assert ports_needed(LOCAL.with_overrides(["serve.replicas=4", "transport.kind=push"])) == 9
     # Two replicas with 1 GiB each were measured at 4.8 GB, and one with the trainer at 4.7.
     one = LOCAL.with_overrides(["serve.replicas=1"])
     assert memory_needed_gib(one) == pytest.approx(4.7)

@@ -3,6 +3,7 @@
 base.py     what an engine is: Event, Outcome      local.py   processes on this machine
 jobs.py     one process with its log               guard.py   ends the jobs when the engine is killed
 lock.py     one engine per run folder, and how its run ended
+receivers.py  beside the replicas of a local run that pushes its adapters
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The local engine: the three jobs as processes on this machine, a shared folder in the place of the bucket.
 
-Order: the model, all replicas, their first completion, the proxy, the trainer. Whatever ends before its time ends the
+Order: the model, all replicas (with receivers beside them, when adapters are pushed), their first completion, the
+proxy, the trainer. Whatever ends before its time ends the
 run: the error names the job, how it ended, and its last log lines, and everything else is stopped. If this process
 itself is killed, the guard stops the jobs.
 """
@@ -8,8 +9,10 @@ itself is killed, the guard stops the jobs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -28,6 +31,7 @@ from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
 from rlkit.engines.lock import RunLock, read_state
+from rlkit.engines.receivers import Receivers
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.run_folder import RunFolder
@@ -102,6 +106,7 @@ class _LocalRun:
     def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> None:
         self._recipe, self._folder, self._on_event = recipe, folder, on_event
         self._on_cpu = machine.cuda_devices(machine.versions(("torch",))["torch"]) == 0
+        self._pushed = folder.path / ".pushed"
         self._jobs: list[Job] = []
         self._replicas: list[tuple[Job, str]] = []
         self._last_step = 0
@@ -114,7 +119,8 @@ class _LocalRun:
             try:
                 model = self._model()
                 self._start_replicas(model)
-                server_url = self._start_proxy()
+                receivers = self._start_receivers()
+                server_url = self._start_proxy(receivers)
                 self._train(model, server_url, checkpoint)
             finally:
                 self._stop_all()
@@ -161,7 +167,18 @@ class _LocalRun:
                 raise RunFailed(f"{job.name}: {error}\n{job.tail()}") from error
         return all(wait.done() for wait in waits)
 
-    def _start_proxy(self) -> str:
+    def _start_receivers(self) -> Receivers:
+        pushes = self._recipe.transport.kind == "push"
+        receivers = Receivers(self._pushed, _free_ports(len(self._replicas)) if pushes else [])
+        shutil.rmtree(self._pushed, ignore_errors=True)
+        for name, command in receivers.commands.items():
+            self._start(name, command, receivers.environment)
+        for url in receivers.urls:
+            with httpx.Client(base_url=url) as client:
+                self._until(functools.partial(healthy, client), PROXY_TIMEOUT_S, "the receivers' /health")
+        return receivers
+
+    def _start_proxy(self, receivers: Receivers) -> str:
         self._phase("starting the proxy")
         port_file = self._folder.path / ".proxy-port"
         port_file.unlink(missing_ok=True)
@@ -170,12 +187,16 @@ class _LocalRun:
             "routing": self._recipe.routing.model_dump(),
             "transport": self._recipe.transport.model_dump(),
             "max_loras": self._recipe.serve.max_loras,
+            "adapter_root": str(self._folder.shared.resolve()),
             "port_file": str(port_file),
             "stats_file": str(self._folder.proxy),
+            **receivers.proxy_config,
         }
         config_file = self._folder.path / ".proxy-config.json"
         config_file.write_text(json.dumps(config, indent=2))
-        self._start("proxy", [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], {})
+        self._start(
+            "proxy", [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], receivers.environment
+        )
         self._until(
             lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port"
         )
@@ -244,6 +265,7 @@ class _LocalRun:
         # Last started, first stopped: the proxy takes its last reading of the replicas while they live.
         while self._jobs:
             self._jobs.pop().stop(STOP_GRACE_S)
+        shutil.rmtree(self._pushed, ignore_errors=True)
 
     def _phase(self, text: str) -> None:
         self._on_event(Event("phase", text=text))

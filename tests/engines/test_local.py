@@ -103,6 +103,45 @@ def test_a_run_to_its_end(recipe: Recipe, folder: RunFolder, trainer: Callable[[
         launch(recipe, folder)
 
 
+PUBLISHES = """
+import json, pathlib, subprocess, sys, urllib.request
+import numpy as np
+from safetensors.numpy import save_file
+folder = pathlib.Path({shared!r}) / ".vllm_lora" / "trl-policy-v1"
+folder.mkdir(parents=True)
+(folder / "adapter_config.json").write_text(json.dumps({{"r": 1, "lora_alpha": 2, "target_modules": ["q_proj"]}}))
+save_file({{"lora_A": np.ones(4, dtype=np.float32)}}, folder / "adapter_model.safetensors")
+body = json.dumps({{"lora_name": "trl-policy-v1", "lora_path": str(folder)}}).encode()
+request = urllib.request.Request({url!r} + "/v1/load_lora_adapter", body)
+print(urllib.request.urlopen(request).read().decode())
+"""
+
+
+def test_adapters_are_pushed_to_receivers_beside_the_replicas(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(FINISHES)
+
+    def publish_then_finish(recipe: Recipe, folder: RunFolder, model: str, url: str, checkpoint: object) -> list[str]:
+        script = PUBLISHES.replace("{shared!r}", repr(str(folder.shared.resolve()))).replace("{url!r}", repr(url))
+        code = script.replace("{{", "{").replace("}}", "}")
+        return [sys.executable, "-c", code + FINISHES.format(steps=str(folder.steps))]
+
+    monkeypatch.setattr(local, "trainer_command", publish_then_finish)
+    commands: list[str] = []
+
+    def remember() -> None:
+        commands.extend(" ".join(process.cmdline()) for process in living_jobs())
+
+    launch(recipe.with_overrides(["transport.kind=push"]), folder, Recorder(remember))
+    assert len([command for command in commands if "rlkit.serving.receiver" in command]) == 2
+    (load,) = json.loads(folder.proxy.read_text())["adapters"]
+    assert (load["name"], load["ok"], load["accepted_by"]) == ("trl-policy-v1", True, 2)
+    assert "received trl-policy-v1" in (folder.logs / "receiver-1.log").read_text()
+    assert living_jobs() == []
+    assert not (folder.path / ".pushed").exists()
+
+
 def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
     trainer(CRASHES)
     with pytest.raises(RunFailed, match="trainer exited with code 1") as error:
