@@ -100,6 +100,8 @@ class Exchange:
 
     def received(self, head: AnswerHead | None, data: bytes | memoryview, *, complete: bool) -> None:
         """Bytes of the answer."""
+        if complete:
+            self._connection = None  # it is another request's from now on, or gone
         if head is not None:
             self._head = head
             if head.status in NOT_HERE and self._is_another_routable():
@@ -216,7 +218,6 @@ class Exchange:
             return False
         if not self._forwarder.on_forgotten(self._routed.replica, self._key.model) or not self._is_another_routable():
             return False
-        self._connection = None
         self._fail_over("it has lost the adapter")
         return True
 
@@ -246,7 +247,6 @@ class Exchange:
 
     def _complete(self) -> None:
         assert self._head is not None
-        self._connection = None
         status = self._head.status
         self._end("completed" if status < 400 else "refused" if status < 500 else "failed")
         self._forwarder.blame(self._routed.replica, status)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rlkit.serving.http_request import RequestHead
+from rlkit.serving.http_head import RequestHead
 from rlkit.serving.replica_health import Outcomes, ReplicaHealth
 from rlkit.serving.request_key import RequestKeys
 from rlkit.serving.router import Router
 from rlkit.serving.upstream import Upstreams
-from rlkit.serving.upstream_pool import outgoing_head
+from rlkit.serving.upstream_pool import outgoing_head, with_length
 
 # vLLM's default on a GPU; only until a replica has said what it uses.
 DEFAULT_BLOCK_SIZE = 16
@@ -76,14 +76,12 @@ class Forwarder:
         self.keys.block_size = size
 
     def head_for(self, head: RequestHead, replica: int, length: int) -> bytes:
-        """A request's head as it goes to a replica."""
-        if head.length is None:
-            return outgoing_head(head, self.upstreams.pools[replica].address, length, self.authorization)
+        """A request's head as it goes to a replica, with a body of this many bytes."""
         written = head.outgoing.get(replica)
         if written is None:
             address = self.upstreams.pools[replica].address
-            written = head.outgoing[replica] = outgoing_head(head, address, length, self.authorization)
-        return written
+            written = head.outgoing[replica] = outgoing_head(head, address, self.authorization)
+        return with_length(written, length)
 
     def blame(self, replica: int, status: int | None = None) -> None:
         """A replica did not answer (None), or with this status; it goes when that was too often."""

@@ -12,7 +12,7 @@ from http import HTTPStatus
 import httptools
 
 from rlkit.serving.control import ControlAnswer
-from rlkit.serving.http_request import HEAD_END, HOP_BY_HOP, MAX_HEAD_BYTES
+from rlkit.serving.http_head import HEAD_END, HOP_BY_HOP, MAX_HEAD_BYTES
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -15,7 +15,9 @@ from rlkit.serving.control import ControlAnswer, ControlRequest, Handler, Routes
 from rlkit.serving.exchange import Exchange
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.http_answer import CONTINUE, encode
-from rlkit.serving.http_request import KnownHeads, Refused, Request, RequestReader
+from rlkit.serving.http_head import KnownHeads, Refused, RequestHead
+from rlkit.serving.http_request import Request, RequestReader
+from rlkit.serving.silence import probe_when_silent
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._since: float | None = None  # when the first byte of a request came that is not complete
         self._is_busy = False
-        self._is_refused = False
+        self._is_over = False  # what comes now is read and thrown away
         self._waiting = b""  # received before the present answer was complete
         self._exchange: Exchange | None = None
         self._control: asyncio.Task[None] | None = None
@@ -78,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        probe_when_silent(transport)
         self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -85,7 +88,7 @@ class ClientConnection(asyncio.Protocol):
             self._waiting += data
             if len(self._waiting) > PIPELINED_BYTES:
                 self._transport.pause_reading()
-        elif not self._is_refused:
+        elif not self._is_over:
             self._read(data)
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -121,6 +124,8 @@ class ClientConnection(asyncio.Protocol):
         """The answer is complete."""
         self._exchange = self._control = None
         if not keep_alive or self._server.is_closing:
+            self._is_busy, self._is_over = False, True
+            self.deadline = self._server.time() + IDLE_S  # for a client that does not read its answer
             self._transport.close()
         elif self._waiting:
             # Not at once: a client may have sent a thousand requests that are all answered at once.
@@ -136,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self._is_refused or self._since is None:
+        if self._is_over or self._since is None:
             self._transport.abort()
         else:
             self._refuse(Refused(HTTPStatus.REQUEST_TIMEOUT, "the rest of the request did not come in time"))
@@ -167,6 +172,10 @@ class ClientConnection(asyncio.Protocol):
         if request is not None:
             self._begin(request)
             return
+        head = self._reader.head
+        if head is not None and not self._server.is_authorized(head):
+            self._refuse(Refused(HTTPStatus.UNAUTHORIZED, "Unauthorized"))
+            return
         now = self._server.time()
         if self._since is None:
             self._since = now
@@ -182,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = head.keep_alive
         self._wants_body = head.method != "HEAD"
         server = self._server
-        if server.bearer is not None and head.path not in OPEN_PATHS and not _is_authorized(server.bearer, request):
+        if head.path not in OPEN_PATHS and not server.is_authorized(head):
             self.answer(error(HTTPStatus.UNAUTHORIZED, "Unauthorized", {"WWW-Authenticate": "Bearer"}))
         elif head.path in COMPLETIONS and head.method == "POST":
             if head.is_http_10:
@@ -214,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
         self.answer(answer)
 
     def _refuse(self, refused: Refused) -> None:
-        self._is_refused = True
+        self._is_over = True
         self.deadline = self._server.time() + LINGER_S
         self._transport.write(encode(error(refused.status, refused.reason), keep_alive=False))
         self._transport.write_eof()
@@ -266,6 +275,13 @@ class Server:
         if not self.connections:
             self._all_lost.set()
 
+    def is_authorized(self, head: RequestHead) -> bool:
+        """Whether a request has the token, when one is needed."""
+        if self.bearer is None:
+            return True
+        given = [value for name, value in head.headers if name.lower() == b"authorization"]
+        return len(given) == 1 and self.bearer.accepts(given[0].decode("latin-1"))
+
     def no_such_path(self, path: str) -> ControlAnswer:
         """404, or 405 for a path that has other methods."""
         allowed = [method for method, other in self.routes if other == path]
@@ -280,8 +296,3 @@ class Server:
             if connection.deadline < now:
                 connection.expire()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._sweep)
-
-
-def _is_authorized(bearer: Bearer, request: Request) -> bool:
-    given = [value for name, value in request.head.headers if name.lower() == b"authorization"]
-    return len(given) == 1 and bearer.accepts(given[0].decode("latin-1"))

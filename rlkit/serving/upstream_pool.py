@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from rlkit.serving.http_answer import AnswerHead, AnswerReader, BadAnswer
-from rlkit.serving.http_request import HEAD_END, RequestHead
+from rlkit.serving.http_head import HEAD_END, LENGTH_LINE, RequestHead
+from rlkit.serving.silence import probe_when_silent
 
 # A replica's socket is up before its first answer, so a connection is made at once or not at all; 10 s allow for a
 # machine whose cores are all busy. There is no other limit: generation takes as long as it takes, the client decides.
@@ -18,10 +18,6 @@ CONNECT_TIMEOUT_S = 10.0
 
 # uvicorn closes a connection after 5 s without a request (VLLM_HTTP_TIMEOUT_KEEP_ALIVE); ours goes first.
 KEEP_ALIVE_S = 4.0
-
-# Nothing is sent while a replica generates, so a machine that vanished would not be noticed for hours without these:
-# first probe after a minute, given up after another.
-TCP_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
 class Awaiting(Protocol):
@@ -55,8 +51,8 @@ class Address:
         return cls(parts.hostname, parts.port or (443 if is_tls else 80), is_tls, host_header, parts.path.rstrip("/"))
 
 
-def outgoing_head(head: RequestHead, address: Address, length: int, authorization: str | None) -> bytes:
-    """A request's head as it goes to a replica, with a body of `length` bytes.
+def outgoing_head(head: RequestHead, address: Address, authorization: str | None) -> bytes:
+    """A request's head as it goes to a replica, up to the length of the body: `with_length` completes it.
 
     `authorization`, when given, replaces the client's; an empty one takes it away.
     """
@@ -68,11 +64,15 @@ def outgoing_head(head: RequestHead, address: Address, length: int, authorizatio
             for name, value in head.headers
             if authorization is None or name.lower() != b"authorization"
         ),
-        b"Content-Length: %d" % length,
     ]
     if authorization:
         lines.append(b"Authorization: " + authorization.encode("latin-1"))
-    return b"\r\n".join(lines) + HEAD_END
+    return b"\r\n".join(lines)
+
+
+def with_length(head: bytes, length: int) -> bytes:
+    """The whole head of a request with a body of this many bytes."""
+    return b"%b%b%d%b" % (head, LENGTH_LINE, length, HEAD_END)
 
 
 class Connection(asyncio.Protocol):
@@ -117,11 +117,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        connection: socket.socket = transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in TCP_KEEP_ALIVE.items():
-            if hasattr(socket, option):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        probe_when_silent(transport)
 
     def data_received(self, data: bytes) -> None:
         awaiting = self._awaiting

@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
+import uvloop
 from safetensors.numpy import save_file
 
 from rlkit.serving.emulated import EmulatedReplica
+
+# Protocols that run without uvloop, too, where there is none.
+ON_BOTH_LOOPS = {"test_server.py", "test_failover.py", "test_upstream.py"}
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The proxy's own event loop, and asyncio's where the two may differ."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    return loops | ({"asyncio": asyncio.new_event_loop} if item.path.name in ON_BOTH_LOOPS else {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlkit.serving.control import error, json_answer
 from rlkit.serving.http_answer import AnswerHead, AnswerReader, BadAnswer, encode
-from rlkit.serving.http_request import MAX_HEAD_BYTES
+from rlkit.serving.http_head import MAX_HEAD_BYTES
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

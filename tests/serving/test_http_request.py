@@ -1,21 +1,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlkit.serving.http_request import (
-    MAX_HEAD_BYTES,
-    MAX_KNOWN_HEADS,
-    KnownHeads,
-    Refused,
-    Request,
-    RequestReader,
-    parse_head,
-)
+from rlkit.serving.http_head import MAX_HEAD_BYTES, MAX_KNOWN_HEADS, KnownHeads, Refused, RequestHead, parse_head
+from rlkit.serving.http_request import Request, RequestReader
 
 POST = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: here\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -60,12 +54,12 @@ def test_a_request_with_a_length() -> None:
         "a=b",
     )
     assert head.headers == [(b"X-Request-Id", b"7")]
-    assert (head.length, head.keep_alive, head.is_http_10) == (2, True, False)
+    assert (head.keep_alive, head.is_http_10) == (True, False)
 
 
 def test_a_request_in_chunks_is_one_piece() -> None:
     request = only(CHUNKED + b"3;ext=1\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n")
-    assert (request.body, request.head.length) == (b"abc0123456789", None)
+    assert request.body == b"abc0123456789"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +72,8 @@ def test_a_request_in_chunks_is_one_piece() -> None:
     ],
 )
 def test_whether_the_connection_stays_open(lines: bytes, keep_alive: bool) -> None:
-    assert parse_head(lines + b"\r\n").keep_alive is keep_alive
+    head, _ = parse_head(lines + b"\r\n")
+    assert head.keep_alive is keep_alive
 
 
 BAD, TOO_LARGE = HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -156,8 +151,10 @@ def test_what_is_refused(data: bytes, status: HTTPStatus) -> None:
 
 
 def test_an_upgrade_is_not_given_and_its_body_is_a_body() -> None:
-    request = only(POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc")
-    assert (request.body, request.head.headers) == (b"abc", [])
+    head = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    for body in (b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"):
+        request = only(head + body)
+        assert (request.body, request.head.headers) == (b"abc", [])
 
 
 def test_empty_lines_before_a_request_are_ignored() -> None:
@@ -176,23 +173,42 @@ def test_who_waits_for_continue() -> None:
     assert request.head.headers == []
 
 
-def test_heads_are_parsed_once_and_only_so_many_are_kept() -> None:
+def test_heads_are_parsed_once_whatever_their_lengths_and_only_so_many_are_kept() -> None:
     heads = KnownHeads()
-    first = heads.parse(POST + b"\r\n")
-    assert heads.parse(POST + b"\r\n") is first
-    for number in range(MAX_KNOWN_HEADS):
-        heads.parse(POST + b"X-Request-Id: %d\r\n\r\n" % number)
+    first, length = heads.parse(POST + b"Content-Length: 12\r\n\r\n")
+    assert length == 12
+    for digits, number in ((b"7", 7), (b"007", 7), (b"999999999", 999999999)):
+        head, length = heads.parse(POST + b"Content-Length: %b\r\n\r\n" % digits)
+        assert head is first
+        assert length == number
+    for number in range(2 * MAX_KNOWN_HEADS):
+        heads.parse(POST + b"X-Request-Id: %d\r\nContent-Length: 1\r\n\r\n" % number)
     assert len(heads._heads) <= MAX_KNOWN_HEADS
-    assert heads.parse(POST + b"\r\n") == first
-    big = POST + b"X: " + b"a" * 4000 + b"\r\n\r\n"
-    assert heads.parse(big) is not heads.parse(big)
+    big = POST + b"X: " + b"a" * 4000 + b"\r\nContent-Length: 1\r\n\r\n"
+    assert heads.parse(big)[0] is not heads.parse(big)[0]
 
 
-def test_a_head_that_is_refused_is_refused_again() -> None:
+def outcome(parse: Callable[[bytes], tuple[RequestHead, int | None]], wire: bytes) -> object:
+    try:
+        return parse(wire)
+    except Refused as refused:
+        return refused.status
+
+
+LENGTHS = [
+    *(b"0", b"5", b"12", b"0012", b"1234567890", b"99999999999999999999", b"", b" 5", b"5 ", b"+5", b"5,5", b"x"),
+    *(b"5\r\nContent-Length: 5", b"5\r\nTransfer-Encoding: chunked", b"5\r\n 5", b"5\n", b"\xb2", b"5\r"),
+]
+
+
+@pytest.mark.parametrize("more", [b"", b"X: Content-Length: 5\r\n", b"X: a\r\n\tContent-Length: 5\r\n"])
+def test_no_memory_changes_what_a_head_means(more: bytes) -> None:
+    """Every head, after every other, is what it is when it is parsed alone: same head and length, or refused."""
+    wires = [POST + more + b"Content-Length: %b\r\n\r\n" % length for length in LENGTHS]
+    wires += [POST + more + b"Content-Length: %b\r\nX: 1\r\n\r\n" % length for length in LENGTHS]
     heads = KnownHeads()
-    for _ in range(2):
-        with pytest.raises(Refused):
-            heads.parse(POST + b"Content-Length: x\r\n\r\n")
+    for wire in [*wires, *reversed(wires), *wires]:
+        assert outcome(heads.parse, wire) == outcome(parse_head, wire)
 
 
 bodies = st.binary(max_size=40)
@@ -243,7 +259,7 @@ def test_no_header_can_bring_another_with_it(headers: list[tuple[bytes, bytes]])
     """Whatever is passed on is a name and a value that came, without a CR or LF in them."""
     wire = POST + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n"
     try:
-        head = parse_head(wire)
+        head, _ = parse_head(wire)
     except Refused:
         return
     assert set(head.headers) <= set(headers)

@@ -196,6 +196,16 @@ async def test_a_token_is_asked_for_and_not_passed_on(replicas: Replicas, monkey
         assert "Authorization" not in replicas[0].requests[-1][2]
 
 
+async def test_without_the_token_no_body_is_taken(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROXY_TOKEN", "secret")
+    async with proxied(replicas[:1], incoming_token_env="PROXY_TOKEN") as bench:
+        for path in (b"/v1/completions", b"/health"):
+            async with wire(bench.proxy.url) as client:
+                head = b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: 200000000\r\n\r\n" % path
+                assert (await client.send(head + b"a" * 1000))[0] == 401
+                assert await client.is_closed()
+
+
 async def test_a_mistake_in_a_handler_is_an_answer(replicas: Replicas) -> None:
     async with proxied(replicas[:1]) as bench, wire(bench.proxy.url) as client:
 
