@@ -16,7 +16,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing clean help
+.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,9 @@ bench-proxy: $(INSTALLED) ## CPU, latency and memory of the proxy beside vllm-ro
 
 bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a GRPO trace
 	$(BIN)/python tests/bench/routing.py
+
+bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
+	$(BIN)/python tests/bench/transport.py
 
 lock: $(UV) ## resolve requirements-cpu.txt anew
 	@printf 'torchvision\ntorchaudio\ntorchcodec\n' > $(VENV)/excludes.txt

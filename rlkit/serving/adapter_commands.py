@@ -24,6 +24,7 @@ class Send:
     name: str = ""
     path: str = ""
     serial: int = 0
+    again: bool = False  # the adapter is live already: this replica gets back what the others have
 
 
 @dataclass(frozen=True)

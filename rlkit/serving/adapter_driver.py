@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from rlkit.serving.adapter_answers import Answer
@@ -20,6 +21,7 @@ from rlkit.serving.adapter_commands import (
     Send,
     SetRoutable,
 )
+from rlkit.serving.adapter_manifests import AdapterManifests
 from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.router import Router
@@ -62,6 +64,7 @@ class AdapterDriver:
         self._router = router
         self._upstreams = upstreams
         self._push = push
+        self._manifests = AdapterManifests()
         self._uses: dict[str, set[AdapterUse]] = {}
         self._waiting: dict[int, asyncio.Future[OperationReport]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,6 +145,7 @@ class AdapterDriver:
                         logger.info("replica %d is in service", replica)
                 case Forget(name):
                     self._router.forget_adapter(name)
+                    self._manifests.forget(name)
                     if self._push is not None:
                         self._push.forget(name)
                 case Abort(name):
@@ -168,6 +172,10 @@ class AdapterDriver:
             return await self._push.push(command.replica, command.name, command.path, command.serial, command.timeout_s)
         if self._push is not None and command.action == "discard":
             return await self._push.discard(command.replica, command.path, command.timeout_s)
+        if self._push is None and command.action == "load":
+            if command.again and await self._manifests.has_changed(command.serial, command.path):
+                return Answer(HTTPStatus.CONFLICT, f"{command.path}: not what it was when the adapter was loaded")
+            self._manifests.begin(command.name, command.serial, command.path)
         method, path, params = _ENDPOINTS[command.action]
         body: dict[str, Any] | None = None
         if command.action in ("load", "unload"):

@@ -13,7 +13,8 @@ import aiohttp
 
 from rlkit.errors import BadInput
 from rlkit.serving.adapter_answers import Answer, pushed_path
-from rlkit.serving.adapter_files import CHUNK_BYTES, Manifest, check_name, describe
+from rlkit.serving.adapter_files import CHUNK_BYTES, Manifest, check_name
+from rlkit.serving.adapter_manifests import AdapterManifests
 from rlkit.serving.bearer import Bearer
 
 # As for the replicas: a receiver's socket is up before its first answer.
@@ -30,8 +31,7 @@ class AdapterPush:
     def __init__(self, urls: list[str], bearer: Bearer) -> None:
         self._urls = urls
         self._bearer = bearer
-        self._manifests: dict[int, asyncio.Task[Manifest]] = {}
-        self._serials: dict[str, int] = {}
+        self._manifests = AdapterManifests()
 
     async def __aenter__(self) -> AdapterPush:
         self._session = aiohttp.ClientSession(
@@ -52,14 +52,14 @@ class AdapterPush:
         try:
             check_name(name)
             async with asyncio.timeout(timeout_s):
-                manifest = await self._manifest(name, path, serial)
+                manifest = await self._manifests.of(name, serial, path)
                 address = f"{self._urls[replica]}/adapters/{name}/{manifest.digest}"
                 found = await self._ask("GET", address)
                 if pushed_path(found) is not None:
                     return found
                 return await self._send(address, manifest, Path(path))
         except TimeoutError:
-            return Answer(None, f"no answer within {timeout_s:.0f} s", timed_out=True)
+            return Answer(None, f"no answer within {timeout_s:.3g} s", timed_out=True)
         except BadInput as problem:
             return _refusal(str(problem))
         except (aiohttp.ClientError, OSError) as problem:
@@ -72,24 +72,13 @@ class AdapterPush:
             async with asyncio.timeout(timeout_s):
                 return await self._ask("DELETE", f"{self._urls[replica]}/adapters/{'/'.join(Path(path).parts[-2:])}")
         except TimeoutError:
-            return Answer(None, f"no answer within {timeout_s:.0f} s", timed_out=True)
+            return Answer(None, f"no answer within {timeout_s:.3g} s", timed_out=True)
         except (aiohttp.ClientError, OSError) as problem:
             return Answer(None, f"{type(problem).__name__}: {problem}")
 
     def forget(self, name: str) -> None:
         """Nobody will ask for this adapter again."""
-        serial = self._serials.pop(name, None)
-        if serial is not None:
-            self._manifests.pop(serial, None)
-
-    async def _manifest(self, name: str, path: str, serial: int) -> Manifest:
-        # All replicas are pushed to at once; the files are read for the first.
-        reading = self._manifests.get(serial)
-        if reading is None or (reading.done() and reading.exception() is not None):
-            self.forget(name)
-            reading = self._manifests[serial] = asyncio.create_task(asyncio.to_thread(describe, Path(path)))
-            self._serials[name] = serial
-        return await asyncio.shield(reading)
+        self._manifests.forget(name)
 
     async def _ask(self, method: str, address: str) -> Answer:
         async with self._session.request(method, address) as response:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy  # noqa: F401  safetensors would import it at the first load, which then takes as long as a lagging mount
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from safetensors import SafetensorError, safe_open
 

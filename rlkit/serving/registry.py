@@ -299,8 +299,9 @@ class AdapterRegistry:
                 self._current.parts[number].attempts += request.action == "load"
         self._tickets += 1
         link.ticket, link.asked, link.running = self._tickets, request, self._running()
+        again = request.brings_an_adapter and self._wanted[request.name].live
         self._out.append(
-            Send(self._tickets, number, request.action, timeout_s, request.name, request.path, request.serial)
+            Send(self._tickets, number, request.action, timeout_s, request.name, request.path, request.serial, again)
         )
 
     def _running(self) -> dict[str, int | None]:
@@ -316,7 +317,9 @@ class AdapterRegistry:
             return
         reason = link.adapters.reason or ""
         if operation is not None:
-            operation.parts[number].reason = reason
+            part = operation.parts[number]
+            # The last attempt may be cut short by the deadline; what was said before is the reason.
+            part.reason = part.reason if answer.timed_out and part.reason else reason
             if meaning in (Meaning.FINAL, Meaning.UNAVAILABLE):
                 self._fail(operation, f"replica {number}: {reason}")
                 return

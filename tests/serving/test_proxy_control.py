@@ -171,6 +171,33 @@ async def test_a_run_that_starts_over_never_reads_blocks_of_the_old_weights(repl
         assert [await answers_of(bench, replica) for replica in (0, 1)] == old
 
 
+async def test_a_replica_that_comes_back_does_not_get_the_files_of_a_run_that_starts_over(
+    replicas: Replicas, adapter: Write
+) -> None:
+    """The new run has written its first policy, and not yet asked to load it."""
+    path = adapter(POLICY, weights=1.0)
+    async with proxied(replicas) as bench:
+        await bench.load(path)
+        old = await answers_of(bench, 0)
+        await replicas[1].stop()
+        await eventually(lambda: not bench.proxy.registry.serves(1))
+        adapter(POLICY, weights=2.0)
+        await replicas[1].restart()
+        await eventually(lambda: "not what it was when the adapter was loaded" in str(bench.proxy.registry.trouble(1)))
+        assert replicas[1].engine.adapters == {}
+        adapter(POLICY, weights=1.0)
+        await bench.in_service()
+        assert await answers_of(bench, 1) == old
+        await replicas[1].stop()
+        await eventually(lambda: not bench.proxy.registry.serves(1))
+        adapter(POLICY, weights=2.0)
+        await replicas[1].restart()
+        assert (await bench.load(path))[0] == 200
+        await bench.in_service()
+        new = [await answers_of(bench, replica) for replica in (0, 1)]
+        assert new[0] == new[1] != old
+
+
 async def test_a_pause_keeps_the_cache_and_reaches_all(replicas: Replicas) -> None:
     async with proxied(replicas) as bench:
         assert await bench.post("/pause?mode=keep") == (200, {"status": "paused"})
