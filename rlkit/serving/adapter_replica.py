@@ -170,10 +170,10 @@ class ReplicaAdapters:
             case "load":
                 meaning = self._take_load(asked, answer)
             case "pause" | "resume":
-                # Any answer will do: a server without these endpoints cannot be paused either.
+                # Any answer will do: a server without these endpoints cannot be paused either. Without one it may have
+                # been done or not.
                 meaning = Meaning.RETRY if answer.status is None else Meaning.DONE
-                if meaning is Meaning.DONE:
-                    self.paused = asked.action == "pause"
+                self.paused = asked.action == "pause" if meaning is Meaning.DONE else None
             case "discard":
                 # The receiver bounds what it keeps by itself; a file that stays does no harm.
                 self.placed.pop(asked.serial, None)

@@ -20,6 +20,9 @@ from rlkit.serving.emulated_answers import CompletionAnswer, error_body, model_c
 from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
 from rlkit.serving.emulated_faults import Faults
 
+# What is under way is dropped first; aiohttp would take 0 for no limit.
+SHUTDOWN_S = 0.01
+
 # The last requests a replica remembers, for tests to look at.
 KEPT_REQUESTS = 10_000
 
@@ -105,7 +108,11 @@ class EmulatedReplica:
                 ]
             )
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, keepalive_timeout=self._keep_alive_s, shutdown_timeout=0
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=self._keep_alive_s,
+            shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
@@ -113,9 +120,13 @@ class EmulatedReplica:
 
     async def stop(self) -> None:
         """Stop listening and drop every connection, as a killed server does."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            assert runner.server is not None
+            for connection in runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await runner.cleanup()
 
     async def restart(self) -> None:
         """Come back on the same port with nothing loaded and all counters at zero."""

@@ -209,6 +209,8 @@ class Exchange:
         """Whether a kept connection broke because the replica had closed it before the request came."""
         if connection is None or not self._is_kept or self._resent or connection.has_answer_begun:
             return False
+        if not self._forwarder.router.is_routable(self._routed.replica):
+            return False
         return connection.time() - self._sent_at <= STALE_WITHIN_S
 
     def _is_forgotten(self, parts: Sequence[bytes | memoryview]) -> bool:

@@ -155,6 +155,8 @@ class Proxy:
                 if answer.timed_out:
                     if _now() - heard_at >= SILENT_S:
                         self._lost(replica)
+                        # What it was asked for, another replica can answer.
+                        self._upstreams.pools[replica].break_off()
                 elif answer.status is None and self._health.failed(replica):
                     self._lost(replica)
 

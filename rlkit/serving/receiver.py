@@ -47,6 +47,9 @@ MAX_UPLOADS = 4
 # A sender that is alive sends something in this time.
 IDLE_S = 30.0
 
+# What a stopping receiver leaves an upload to end. A sender that is cut off asks again.
+SHUTDOWN_S = 1.0
+
 
 class Receiver:
     """Takes adapters into a store; see `serve_receiver`."""
@@ -219,7 +222,7 @@ async def _health(request: web.Request) -> web.Response:
 @asynccontextmanager
 async def serve_receiver(receiver: Receiver, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Receiver]:
     """Run a receiver; inside the context it listens on `receiver.url`. Raises BadInput when it cannot."""
-    runner = web.AppRunner(receiver.app(), access_log=None, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(receiver.app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         try:

@@ -67,7 +67,6 @@ class ClientConnection(asyncio.Protocol):
         self._is_over = False  # what comes now is read and thrown away
         self._waiting = b""  # received before the present answer was complete
         self._exchange: Exchange | None = None
-        self._control: asyncio.Task[None] | None = None
         self._wants_body = True  # in the answer: not to HEAD
 
     @property
@@ -96,8 +95,7 @@ class ClientConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_gone()
-        if self._control is not None:
-            self._control.cancel()
+        # A control request goes on: half a pause would leave half the replicas paused.
 
     def pause_writing(self) -> None:
         self.is_paused = True
@@ -122,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
 
     def finished(self, *, keep_alive: bool) -> None:
         """The answer is complete."""
-        self._exchange = self._control = None
+        self._exchange = None
         if not keep_alive or self._server.is_closing:
             self._is_busy, self._is_over = False, True
             self.deadline = self._server.time() + IDLE_S  # for a client that does not read its answer
@@ -212,7 +210,7 @@ class ClientConnection(asyncio.Protocol):
             return
         query = dict(parse_qsl(head.query, keep_blank_values=True))
         control = ControlRequest(method, head.path, query, request.body)
-        self._control = asyncio.get_running_loop().create_task(self._handle(handler, control))
+        self._server.keep(asyncio.get_running_loop().create_task(self._handle(handler, control)))
 
     async def _handle(self, handler: Handler, request: ControlRequest) -> None:
         try:
@@ -220,7 +218,8 @@ class ClientConnection(asyncio.Protocol):
         except Exception:
             logger.exception("%s %s", request.method, request.path)
             answer = error(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the proxy, told in its log")
-        self.answer(answer)
+        if not self._transport.is_closing():
+            self.answer(answer)
 
     def _refuse(self, refused: Refused) -> None:
         self._is_over = True
@@ -243,6 +242,7 @@ class Server:
         self._listening: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_lost = asyncio.Event()
+        self._controlling: set[asyncio.Task[None]] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen; returns the port (0: any free one). Raises OSError."""
@@ -268,6 +268,14 @@ class Server:
         except TimeoutError:
             for connection in list(self.connections):
                 connection.hang_up()
+        for task in self._controlling:
+            task.cancel()
+        await asyncio.gather(*self._controlling, return_exceptions=True)
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """A control request is being handled."""
+        self._controlling.add(task)
+        task.add_done_callback(self._controlling.discard)
 
     def lost(self, connection: ClientConnection) -> None:
         """A connection is closed."""

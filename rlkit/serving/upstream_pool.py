@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._awaiting: Awaiting | None = None
         self.requests = 0
+        self._is_paused = False
         self.idle_since = 0.0
 
     def time(self) -> float:
@@ -107,12 +108,18 @@ class Connection(asyncio.Protocol):
         self._awaiting = None
         self._transport.abort()
 
+    def break_off(self) -> None:
+        """End the connection; whoever waits for an answer is told."""
+        self._transport.abort()
+
     def pause(self) -> None:
         """Take no more of the answer for now."""
+        self._is_paused = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
         """Take more of the answer."""
+        self._is_paused = False
         self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -134,6 +141,8 @@ class Connection(asyncio.Protocol):
         complete = reader.is_complete
         if complete:
             self._awaiting = None
+            if self._is_paused:
+                self.resume()  # the pause was the answer's
             if reader.is_reusable and self._transport.get_write_buffer_size() == 0:
                 self._pool.give_back(self)
             else:
@@ -207,8 +216,14 @@ class ConnectionPool:
             del self._idle[connection]
             connection.abort()
 
+    def break_off(self) -> None:
+        """End every connection, and with it every request that waits for an answer."""
+        for connection in list(self._all):
+            connection.break_off()
+        self._idle.clear()
+
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; nobody waits any more."""
         for connection in list(self._all):
             connection.abort()
         self._idle.clear()

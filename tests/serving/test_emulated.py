@@ -225,6 +225,23 @@ async def test_a_frozen_replica_answers_when_it_is_thawed(
         assert response.status == 200
 
 
+async def test_a_killed_replica_drops_what_hangs(replicas: list[EmulatedReplica], http: aiohttp.ClientSession) -> None:
+    async def complete() -> None:
+        body = {"model": "emulated", "prompt": PROMPT}
+        async with http.post(f"{replicas[0].url}/v1/completions", json=body) as response:
+            await response.read()
+
+    async with http.post(f"{replicas[0].url}/pause?mode=keep") as response:
+        assert response.status == 200
+    hanging = asyncio.create_task(complete())
+    await replicas[0].arrived.wait()
+    await replicas[0].stop()
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await hanging
+    await replicas[0].restart()
+    assert not replicas[0].is_paused
+
+
 async def test_files_on_a_mount_show_late(
     replicas: list[EmulatedReplica], http: aiohttp.ClientSession, adapter: Write, tmp_path: Path
 ) -> None:

@@ -55,6 +55,11 @@ class Setup:
     url: str
     lost: list[int]
     forgotten: list[tuple[int, str]]
+    stack: AsyncExitStack
+
+    async def another(self) -> Wire:
+        """Another client."""
+        return await self.stack.enter_async_context(wire(self.url))
 
     async def complete(self) -> tuple[int, bytes]:
         status, body, _ = await self.client.send(POST)
@@ -86,7 +91,7 @@ async def forwarding(*answers: Callable[[int, int], bytes | None], remembers: bo
         url = f"http://127.0.0.1:{await server.listen('127.0.0.1', 0)}"
         stack.push_async_callback(server.close, 0.0)
         client = await stack.enter_async_context(wire(url))
-        yield Setup(forwarder, replicas, client, url, lost, forgotten)
+        yield Setup(forwarder, replicas, client, url, lost, forgotten, stack)
         assert router.in_flight == [0] * len(urls)
 
 
@@ -287,6 +292,21 @@ async def test_a_client_that_goes_away_ends_its_request_wherever_it_is() -> None
             other.writer.write(POST)
             await opening.wait()
         await eventually(lambda: setup.forwarder.outcomes == [Outcomes(cancelled=2)])
+
+
+async def test_what_a_silent_replica_was_asked_for_another_one_answers() -> None:
+    async with forwarding(works, works) as setup:
+        assert await setup.complete() == (200, b"fine")
+        setup.replicas[0].hold.clear()
+        for kept in (True, False):
+            client = setup.client if kept else await setup.another()
+            client.writer.write(POST)
+            await eventually(lambda: setup.replicas[0].asked == (2 if kept else 3))  # noqa: B023
+        setup.forwarder.on_lost(0)
+        setup.forwarder.upstreams.pools[0].break_off()
+        assert (await setup.client.answer())[:2] == (await client.answer())[:2] == (200, b"fine")
+        assert setup.forwarder.outcomes == [Outcomes(completed=1, failed=2), Outcomes(completed=2)]
+        setup.replicas[0].hold.set()
 
 
 class Gate:

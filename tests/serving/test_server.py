@@ -89,37 +89,41 @@ async def test_a_bad_request_is_told_why_and_its_connection_closed(
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.02)
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are looked at all the time."""
     monkeypatch.setattr(server, "SWEEP_EVERY_S", 0.01)
-    monkeypatch.setattr(server, "LINGER_S", 0.02)
 
 
 @pytest.mark.parametrize("part", [b"POST /v1/comp", post()[:-3]])
-@pytest.mark.usefixtures("impatient")
-async def test_a_slow_sender_is_told_so(replicas: Replicas, part: bytes) -> None:
+@pytest.mark.usefixtures("watchful")
+async def test_a_slow_sender_is_told_so(replicas: Replicas, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async with proxied(replicas[:1]) as bench, wire(bench.proxy.url) as client:
+        await eventually(lambda: len(bench.proxy.server.connections) == 1)
+        monkeypatch.setattr(server, "REQUEST_S", 0.02)
         status, _, head = await client.send(part)
         assert status == 408
         assert (b"Connection", b"close") in head.headers
         assert await client.is_closed()
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_a_sender_of_single_bytes_is_cut_off(replicas: Replicas) -> None:
+@pytest.mark.usefixtures("watchful")
+async def test_a_sender_of_single_bytes_is_cut_off(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LINGER_S", PATIENCE_S)
     async with proxied(replicas[:1]) as bench, wire(bench.proxy.url) as client:
-        sent = 0
+        await eventually(lambda: len(bench.proxy.server.connections) == 1)
+        monkeypatch.setattr(server, "REQUEST_S", 0.1)
         reading = asyncio.create_task(client.answer())
+        client.writer.write(post(b"")[:50])
         async with asyncio.timeout(PATIENCE_S):
             while not reading.done():
-                client.writer.write(post()[sent % 50 : sent % 50 + 1] if sent >= 50 else post()[sent : sent + 1])
-                sent += 1
+                client.writer.write(b"a")
                 await asyncio.sleep(0.005)
-        assert (await reading)[0] in (400, 408)
+        assert (await reading)[0] == 408
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("watchful")
 async def test_whoever_says_nothing_is_hung_up_on(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.02)
     async with proxied(replicas[:1]) as bench, wire(bench.proxy.url) as client:
         assert await client.is_closed()
     monkeypatch.setattr(server, "REQUEST_S", PATIENCE_S)
@@ -140,13 +144,19 @@ async def test_an_answer_takes_as_long_as_it_takes(replicas: Replicas) -> None:
         assert math.inf not in {connection.deadline for connection in bench.proxy.server.connections}
 
 
-async def test_a_large_body_has_its_time(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.0)
-    monkeypatch.setattr(server, "SWEEP_EVERY_S", 0.001)
+async def test_what_has_come_of_a_body_gives_the_rest_more_time(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "SLOWEST_BYTES_PER_S", 1)
     async with proxied(replicas[:1]) as bench, wire(bench.proxy.url) as client:
         client.writer.write(post()[:-3])
-        await asyncio.sleep(0.05)
+
+        def seconds() -> float:
+            (connection,) = bench.proxy.server.connections
+            return 0.0 if connection._since is None else connection.deadline - connection._since
+
+        await eventually(lambda: len(bench.proxy.server.connections) == 1)
+        await eventually(lambda: seconds() == pytest.approx(server.REQUEST_S + len(BODY) - 3))
         assert (await client.send(post()[-3:]))[0] == 200
 
 
@@ -216,6 +226,25 @@ async def test_a_mistake_in_a_handler_is_an_answer(replicas: Replicas) -> None:
         status, body, _ = await client.send(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (status, b"a mistake in the proxy" in body) == (500, True)
         assert (await client.send(post()))[0] == 200
+
+
+async def test_a_control_request_goes_on_without_its_client(replicas: Replicas) -> None:
+    async with proxied(replicas) as bench:
+        going, went = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: ControlRequest) -> ControlAnswer:
+            going.set()
+            await asyncio.sleep(0.05)
+            went.set()
+            return ControlAnswer()
+
+        bench.proxy.server.routes["POST", "/pause"] = slow
+        async with wire(bench.proxy.url) as client:
+            client.writer.write(post(path=b"/pause"))
+            await going.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            await went.wait()
+        assert (await bench.get("/v1/models"))[0] == 200
 
 
 async def test_a_proxy_that_stops_waits_for_answers_under_way(replicas: Replicas) -> None:
