@@ -90,9 +90,12 @@ def run(
     verdict = write_results(recipe, target, report)
     if as_json:
         ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
+        ended["peak_memory_gib"] = outcome.peak_memory_gib
         page = str(target.report) if report else None
         terminal.print_json(ended | {"report": page, "verdict": verdict.model_dump(mode="json")})
         return
+    memory = "" if outcome.peak_memory_gib is None else f", at most {outcome.peak_memory_gib:.1f} GiB of memory"
+    terminal.say(f"{outcome.steps} steps in {outcome.seconds:.0f} s{memory}", terminal.err)
     terminal.print_verdict(verdict, evidence=False)
     if report:
         terminal.say(f"Report: {target.report}")

@@ -23,11 +23,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the folder, and the last step that was logged."""
+    """How a run ended: the folder, the last step that was logged, and what the jobs took."""
 
     folder: RunFolder
     steps: int
     seconds: float
+    peak_memory_gib: float | None = None
 
 
 OnEvent = Callable[[Event], None]

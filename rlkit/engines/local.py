@@ -28,6 +28,7 @@ from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
 from rlkit.engines.lock import RunLock, read_state
+from rlkit.engines.memory import PeakMemory
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.run_folder import RunFolder
@@ -43,6 +44,8 @@ PROXY_TIMEOUT_S = 60.0
 # An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an
 # end.
 HEALTH_EVERY_S = 2.0
+# A look reads a kernel file for each of about ten processes, a few milliseconds.
+MEMORY_EVERY_S = 2.0
 UNHEALTHY_AFTER = 3
 # The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
 STOP_GRACE_S = 10.0
@@ -54,16 +57,18 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
     with RunLock(folder) as lock, _sigterm_as_exit():
         checkpoint = _prepare(recipe, folder)
         lock.note("running")
+        run = _LocalRun(recipe, folder, on_event)
         try:
-            steps = _LocalRun(recipe, folder, on_event).execute(checkpoint)
+            steps = run.execute(checkpoint)
         except (KeyboardInterrupt, SystemExit):
             lock.note("stopped")
             raise
         except BaseException as error:
             lock.note("failed", error=str(error))
             raise
-        lock.note("finished", steps=steps)
-    return Outcome(folder, steps, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        lock.note("finished", steps=steps, seconds=round(seconds, 1), peak_memory_gib=run.memory.gib)
+    return Outcome(folder, steps, seconds, run.memory.gib)
 
 
 def cache_folder() -> Path:
@@ -107,10 +112,12 @@ class _LocalRun:
         self._last_step = 0
         self._unhealthy: Job | None = None
         self._stopping = threading.Event()
+        self.memory = PeakMemory()
 
     def execute(self, checkpoint: Path | None) -> int:
         with Guard() as guard:
             self._guard = guard
+            threading.Thread(target=self._watch_memory, daemon=True).start()
             try:
                 model = self._model()
                 self._start_replicas(model)
@@ -212,6 +219,10 @@ class _LocalRun:
                     if failures[job.name] >= UNHEALTHY_AFTER:
                         self._unhealthy = job
                         return
+
+    def _watch_memory(self) -> None:
+        while not self._stopping.wait(MEMORY_EVERY_S):
+            self.memory.look([job.pid for job in self._jobs])
 
     def _until(
         self, done: Callable[[], bool], timeout_s: float | None, what: str, expected_end: Job | None = None

@@ -131,9 +131,9 @@ def test_a_replica_that_turns_unhealthy_ends_the_run(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer(WAITS)
-    monkeypatch.setattr(local, "HEALTH_EVERY_S", 0.05)
-    monkeypatch.setattr(local, "healthy", lambda client: training.is_set() is False)
     training = threading.Event()
+    monkeypatch.setattr(local, "HEALTH_EVERY_S", 0.05)
+    monkeypatch.setattr(local, "healthy", lambda client: not training.is_set())
     with pytest.raises(RunFailed, match="no longer answers /health"):
         launch(recipe, folder, Recorder(training.set))
     assert living_jobs() == []
@@ -166,7 +166,7 @@ def test_another_recipe_in_the_same_folder_is_refused(
     trainer(CRASHES)
     with pytest.raises(RunFailed):
         launch(recipe, folder)
-    with pytest.raises(BadInput, match=r"another recipe \(train\.learning_rate: 0\.01 -> 0\.5\)"):
+    with pytest.raises(BadInput, match=r"another recipe \(train\.learning_rate: 0\.005 -> 0\.5\)"):
         launch(recipe.with_overrides(["train.learning_rate=0.5"]), folder)
 
 
@@ -181,11 +181,11 @@ def test_the_same_folder_resumes_from_its_checkpoint(
     (checkpoint / "trainer_state.json").write_text("{}")
     trainer(FINISHES)
     seen: list[object] = []
-    command = local.trainer_command
+    command: Callable[..., list[str]] = vars(local)["trainer_command"]
 
     def remember(*arguments: object) -> list[str]:
         seen.append(arguments[-1])
-        return command(*arguments)  # type: ignore[arg-type]
+        return command(*arguments)
 
     monkeypatch.setattr(local, "trainer_command", remember)
     recorder = Recorder()
