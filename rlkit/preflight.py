@@ -241,6 +241,8 @@ def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     if recipe.transport.kind == "push":
         message = "push needs a receiver beside each replica, and local replicas share a folder instead"
         yield _error("transport.kind", message, "set transport.kind to bucket")
+    if recipe.cap.policy != "none":
+        yield _error("cap.policy", "the rollout worker has no gate that would follow it yet", "set cap.policy to none")
     needed = ports_needed(recipe)
     if facts.free_ports is not None and facts.free_ports < needed:
         message = f"{needed} ports are needed on 127.0.0.1 and {facts.free_ports} could be had"

@@ -138,6 +138,10 @@ def test_transport_and_lora_belong_together(recipe: Recipe, overrides: list[str]
     assert findings["transport.kind"].severity == "error"
 
 
+def test_a_cap_that_nothing_would_follow_is_refused() -> None:
+    assert only(found(LOCAL.with_overrides(["cap.policy=published"]))).field == "cap.policy"
+
+
 def test_nothing_is_pushed_on_one_machine() -> None:
     assert only(found(LOCAL.with_overrides(["transport.kind=push"]))).field == "transport.kind"
     assert found(CHASE.with_overrides(["transport.kind=push"]), ELSEWHERE) == {}
