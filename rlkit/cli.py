@@ -87,6 +87,7 @@ def run(
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
         raise
+    terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
     verdict = write_results(recipe, target, report)
     if as_json:
         ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
