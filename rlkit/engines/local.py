@@ -32,7 +32,7 @@ from rlkit.engines.memory import PeakMemory
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.run_folder import RunFolder
-from rlkit.serving.replica import healthy, vllm_command, vllm_environment, wait_until_ready
+from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.tracking import list_runs
 from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
@@ -187,7 +187,7 @@ class _LocalRun:
             lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port"
         )
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, mounts=DIRECT) as client:
             self._until(lambda: healthy(client), PROXY_TIMEOUT_S, "the proxy's /health")
         return url
 
@@ -212,7 +212,9 @@ class _LocalRun:
     def _watch_health(self) -> None:
         failures = dict.fromkeys([job.name for job, _ in self._replicas], 0)
         with contextlib.ExitStack() as stack:
-            clients = {job: stack.enter_context(httpx.Client(base_url=url)) for job, url in self._replicas}
+            clients = {
+                job: stack.enter_context(httpx.Client(base_url=url, mounts=DIRECT)) for job, url in self._replicas
+            }
             while not self._stopping.wait(HEALTH_EVERY_S):
                 for job, client in clients.items():
                     failures[job.name] = 0 if healthy(client) else failures[job.name] + 1
@@ -245,7 +247,7 @@ class _LocalRun:
         raise RunFailed(f"{job.name} {job.how_it_ended()}; its last log lines ({job.log}):\n{job.tail()}")
 
     def _start(self, name: str, command: list[str], environment: dict[str, str]) -> Job:
-        job = Job(name, command, environment, self._folder.logs / f"{name}.log", self._guard)
+        job = Job(name, command, _direct() | environment, self._folder.logs / f"{name}.log", self._guard)
         self._jobs.append(job)
         return job
 
@@ -286,6 +288,13 @@ def _free_ports(count: int) -> list[int]:
         for held in sockets:
             held.bind(("127.0.0.1", 0))
         return [held.getsockname()[1] for held in sockets]
+
+
+def _direct() -> dict[str, str]:
+    """Keep a proxy that the environment names out of the talk between the jobs; TRL's client would ask it."""
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = excepted if excepted.strip() == "*" else ",".join(filter(None, [excepted, "127.0.0.1"]))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
 def _offline(recipe: Recipe) -> dict[str, str]:

@@ -103,6 +103,17 @@ def test_a_run_to_its_end(recipe: Recipe, folder: RunFolder, trainer: Callable[[
         launch(recipe, folder)
 
 
+def test_a_proxy_in_the_environment_is_not_asked_for_this_machines_ports(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", "intranet")
+    trainer("import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])" + FINISHES)
+    launch(recipe, folder)
+    assert (folder.logs / "trainer.log").read_text() == "intranet,127.0.0.1 intranet,127.0.0.1\n"
+
+
 def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
     trainer(CRASHES)
     with pytest.raises(RunFailed, match="trainer exited with code 1") as error:
