@@ -29,11 +29,11 @@ from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
 from rlkit.engines.lock import RunLock, read_state
 from rlkit.engines.memory import PeakMemory
-from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
+from rlkit.results import logged_names
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
-from rlkit.tracking import list_runs
 from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 
@@ -96,11 +96,9 @@ def _prepare(recipe: Recipe, folder: RunFolder) -> Path | None:
 
 def _refuse_a_taken_name(recipe: Recipe, folder: RunFolder) -> None:
     """A fresh run under a name that trackio knows would be appended to the old one: two runs read as one."""
-    with contextlib.suppress(BadInput):  # no such project yet
-        if folder.name not in set(list_runs(recipe.tracking.project, recipe.tracking.space_id)["name"]):
-            return
+    if folder.name in logged_names(recipe):
         project = recipe.tracking.project
-        raise RlkitError(f"trackio's project {project!r} already has a run {folder.name!r}; choose another --name")
+        raise BadInput(f"trackio's project {project!r} already has a run {folder.name!r}; choose another --name")
 
 
 class _LocalRun:
@@ -123,6 +121,11 @@ class _LocalRun:
                 self._start_replicas(model)
                 server_url = self._start_proxy()
                 self._train(model, server_url, checkpoint)
+                self._phase("stopping the jobs")
+            except BaseException:
+                # Not a phase: the one that broke was not completed.
+                self._on_event(Event("log", text="stopping the jobs"))
+                raise
             finally:
                 self._stop_all()
         return self._last_step
@@ -253,7 +256,6 @@ class _LocalRun:
 
     def _stop_all(self) -> None:
         self._stopping.set()
-        self._phase("stopping the jobs")
         # Last started, first stopped: the proxy takes its last reading of the replicas while they live.
         while self._jobs:
             self._jobs.pop().stop(STOP_GRACE_S)

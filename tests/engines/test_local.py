@@ -21,6 +21,7 @@ from rlkit.engines.lock import read_state
 from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
+from rlkit.tracking import write_run
 from rlkit.training.toy_model import cached_model
 
 LOCAL = Path(__file__).parents[2] / "runs" / "local.yaml"
@@ -116,9 +117,13 @@ def test_a_proxy_in_the_environment_is_not_asked_for_this_machines_ports(
 
 def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
     trainer(CRASHES)
+    recorder = Recorder()
     with pytest.raises(RunFailed, match="trainer exited with code 1") as error:
-        launch(recipe, folder)
+        launch(recipe, folder, recorder)
     assert "about to fail\nno more memory" in str(error.value)
+    # The phase that broke is not over when the jobs are stopped: a bar would be shown as full.
+    assert [event.text for event in recorder.events if event.kind == "phase"][-1] == "training"
+    assert recorder.events[-1] == Event("log", text="stopping the jobs")
     assert read_state(folder)["status"] == "failed"
     assert living_jobs() == []
 
@@ -169,6 +174,13 @@ def test_a_replica_that_cannot_start_is_told_at_once(
     with pytest.raises(RunFailed, match=r"replica-0 exited with code 1.*\nno GPU"):
         launch(recipe, folder)
     assert living_jobs() == []
+
+
+def test_a_name_that_trackio_knows_is_refused_for_a_fresh_run(recipe: Recipe, folder: RunFolder) -> None:
+    write_run(recipe.tracking.project, folder.name, [{"global_step": 1.0, "reward": 0.5}])
+    with pytest.raises(BadInput, match="already has a run 'run'; choose another --name"):
+        launch(recipe, folder)
+    assert not folder.recipe.exists()
 
 
 def test_another_recipe_in_the_same_folder_is_refused(
