@@ -83,7 +83,7 @@ def run(
     try:
         with open_progress(terminal.err) as progress:
             outcome = launch(recipe, target, progress)
-    except (RunFailed, KeyboardInterrupt):
+    except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
         raise
@@ -177,6 +177,7 @@ def runs(
     project: Annotated[str, typer.Argument(help="A trackio project.")], source: Source = None, as_json: AsJson = False
 ) -> None:
     """List the runs of a trackio project, oldest first."""
+    import pandas as pd
     from rich.table import Table
 
     from rlkit.tracking import list_runs
@@ -187,7 +188,8 @@ def runs(
         return
     table = Table("run", "steps", "started (UTC)", "last update (UTC)", box=None)
     for row in frame.to_dict("records"):
-        times = (f"{row[column]:%Y-%m-%d %H:%M}" for column in ("created", "last_update"))
+        moments = [row[column] for column in ("created", "last_update")]
+        times = ["unknown" if pd.isna(moment) else f"{moment:%Y-%m-%d %H:%M}" for moment in moments]
         table.add_row(str(row["name"]), str(row["steps"]), *times)
     terminal.out.print(table)
 

@@ -71,8 +71,8 @@ class LoggedRow:
 def list_runs(project: str, source: Source | str | Path | None = None) -> pd.DataFrame:
     """The runs of a project, oldest first: name, run_id, created, steps, last_update. Raises BadInput.
 
-    Times are UTC. `steps` is the highest global step, or the number of rows when none carries one. `source` is None
-    for trackio's own folder, another folder, a server's URL or a Space.
+    Times are UTC, NaT where trackio has none. `steps` is the highest global step, or the number of rows when none
+    carries one. `source` is None for trackio's own folder, another folder, a server's URL or a Space.
     """
     with open_source(source).reading(project) as query:
         return _runs(query)
@@ -201,7 +201,7 @@ def _runs(query: Query) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["name", "run_id", "created", "steps", "last_update"])
     for column in ("created", "last_update"):
         frame[column] = pd.to_datetime(frame[column], utc=True, format="ISO8601", errors="coerce")
-    return frame.sort_values("created", kind="stable", ignore_index=True)
+    return frame.sort_values("created", kind="stable", ignore_index=True, na_position="first")
 
 
 def _pick(runs: pd.DataFrame, project: str, name: str | None, run_id: str | None, where: str) -> pd.Series[Any]:
