@@ -131,8 +131,9 @@ class _LocalRun:
         return self._last_step
 
     def _model(self) -> str:
-        if self._recipe.model.name != MODEL_NAME:
-            return self._recipe.model.name
+        name = self._recipe.model.name
+        if name != MODEL_NAME:
+            return str(Path(name).expanduser()) if name.startswith("~") else name
         # Imported here: it reads the model's source to name the cache, nothing heavy.
         from rlkit.training.toy_model import cached_model
 
@@ -301,8 +302,8 @@ def _direct() -> dict[str, str]:
 
 def _offline(recipe: Recipe) -> dict[str, str]:
     """Keep the Hub out of a run that has everything here: without a network, each look-up costs retries."""
-    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).is_dir()
-    data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).is_file()
+    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).expanduser().is_dir()
+    data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).expanduser().is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
 
 

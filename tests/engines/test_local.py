@@ -221,3 +221,11 @@ def test_an_engine_that_cannot_run_says_so(recipe: Recipe, folder: RunFolder) ->
     with pytest.raises(BadInput, match="engine: 'hf' cannot run yet"):
         launch(recipe.with_overrides(["engine=hf"]), folder)
     assert not folder.path.exists()
+
+
+def test_a_model_in_the_home_folder_is_named_in_full(
+    recipe: Recipe, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = recipe.with_overrides(["model.name=~/model"])
+    assert local._LocalRun(at_home, folder, print)._model() == str(tmp_path / "model")
