@@ -59,8 +59,8 @@ def published_frame(name: str, steps: int | None = None) -> pd.DataFrame:
 
 @cache
 def local_recipe(*overrides: str) -> Recipe:
-    one_server = ["serve.replicas=1", *overrides]
-    return load_recipe(ROOT / "runs" / "local.yaml", one_server)
+    as_recorded = ["serve.replicas=1", "rollout.queue_maxsize=256", *overrides]
+    return load_recipe(ROOT / "runs" / "local.yaml", as_recorded)
 
 
 TRAINER_BOUND_OVERRIDES = ("train.token_budget=0", "train.gradient_accumulation_steps=64",

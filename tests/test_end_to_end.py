@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from rlkit.engines.lock import read_state
+from rlkit.recipe import load_recipe
 from rlkit.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,7 @@ def test_it_learns(main_job: Finished) -> None:
 
 def test_the_run_folder_and_trackio_hold_the_run(main_job: Finished, environment: dict[str, str]) -> None:
     folder = main_job.folder
-    assert list(main_job.frame.index) == list(range(1, 51))
+    assert list(main_job.frame.index) == list(range(1, load_recipe(LOCAL).train.steps + 1))
     assert read_state(folder)["status"] == "finished"
     assert (folder.adapter / "adapter_model.safetensors").exists()
     assert {log.name for log in folder.logs.iterdir()} >= {
