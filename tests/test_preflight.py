@@ -376,6 +376,14 @@ def test_ports_and_memory_grow_with_the_replicas() -> None:
 # Without a GPU
 
 
+def test_a_part_of_a_gib_of_cache_is_told_as_what_it_becomes() -> None:
+    half = LOCAL.with_overrides(["serve.kv_cache_gib=0.5"])
+    finding = only(found(half))
+    assert (finding.field, finding.severity) == ("serve.kv_cache_gib", "warning")
+    assert "0.5 becomes 1" in finding.message
+    assert memory_needed_gib(half) == memory_needed_gib(LOCAL)
+
+
 @pytest.mark.parametrize(
     ("override", "field", "fix"),
     [
