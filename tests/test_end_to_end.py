@@ -126,6 +126,25 @@ def test_the_report_opens_with_the_verdict(main_job: Finished) -> None:
     assert "trl-policy" in page
 
 
+@pytest.mark.parametrize("bound", ["trainer", "generation"])
+def test_a_lopsided_run_is_told_as_such(environment: dict[str, str], tmp_path: Path, bound: str) -> None:
+    folder = RunFolder(tmp_path / bound)
+    recipe = ROOT / "runs" / f"local-{bound}-bound.yaml"
+    process = rlkit(environment, "run", recipe, "--folder", folder.path, "--no-report")
+    output = output_of(process)
+    assert process.returncode == 0, output
+    verdict = json.loads(folder.verdict.read_text())
+    signals = verdict["signals"]
+    assert verdict["bound"] == bound, verdict["headline"]
+    filled = signals["queue_size"] / signals["queue_maxsize"]
+    if bound == "trainer":
+        assert signals["wait_share"] < 0.05
+        assert filled > 0.6
+    else:
+        assert signals["wait_share"] > 0.6
+        assert filled < 0.05
+
+
 QUICK = ("--set", "train.save_steps=4", "--no-report")
 VICTIMS = {
     "replica-1": "vllm.entrypoints.openai.api_server",
