@@ -24,14 +24,13 @@ import httpx
 
 from rlkit import machine
 from rlkit.engines.base import Event, OnEvent, Outcome
-from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
+from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
-from rlkit.engines.lock import RunLock, read_state
+from rlkit.engines.lock import RunLock
 from rlkit.engines.memory import PeakMemory
-from rlkit.errors import BadInput, RunFailed
-from rlkit.recipe import Recipe, load_recipe, recipe_diff
-from rlkit.results import logged_names
+from rlkit.errors import RunFailed
+from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.training.launch import trainer_command, trainer_environment
@@ -55,7 +54,7 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
     """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`."""
     started = time.monotonic()
     with RunLock(folder) as lock, _sigterm_as_exit():
-        checkpoint = _prepare(recipe, folder)
+        checkpoint = claim_folder(recipe, folder)
         lock.note("running")
         run = _LocalRun(recipe, folder, on_event)
         try:
@@ -74,31 +73,6 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
 def cache_folder() -> Path:
     """Where built models are kept between runs: `RLKIT_CACHE`, else `~/.cache/rlkit`."""
     return Path(os.environ.get("RLKIT_CACHE") or Path.home() / ".cache" / "rlkit")
-
-
-def _prepare(recipe: Recipe, folder: RunFolder) -> Path | None:
-    """Refuse a folder of another recipe or a finished run; write the recipe; return the checkpoint to resume from."""
-    checkpoint = newest_checkpoint(folder.shared)
-    if folder.recipe.exists():
-        changes = recipe_diff(load_recipe(folder.recipe), recipe)
-        # More steps continue a run; any other change makes it another run.
-        others = [f"{name}: {old} -> {new}" for name, old, new in changes if name != "train.steps"]
-        if others:
-            raise BadInput(f"{folder.path} holds a run of another recipe ({'; '.join(others)}); choose another --name")
-        finished = read_state(folder).get("status") == "finished"
-        if finished and (checkpoint is None or checkpoint_step(checkpoint) >= recipe.train.steps):
-            raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
-    if checkpoint is None and not folder.steps.exists():
-        _refuse_a_taken_name(recipe, folder)
-    folder.recipe.write_text(recipe.to_yaml())
-    return checkpoint
-
-
-def _refuse_a_taken_name(recipe: Recipe, folder: RunFolder) -> None:
-    """A fresh run under a name that trackio knows would be appended to the old one: two runs read as one."""
-    if folder.name in logged_names(recipe):
-        project = recipe.tracking.project
-        raise BadInput(f"trackio's project {project!r} already has a run {folder.name!r}; choose another --name")
 
 
 class _LocalRun:
