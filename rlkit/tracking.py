@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit.errors import BadInput, RlkitError
+from rlkit.machine import trackio_folder
 from rlkit.recipe import Recipe, parse_recipe
-from rlkit.trackio_source import Query, Source, open_source, trackio_dir
+from rlkit.trackio_source import Query, Source, open_source
 
 __all__ = ["Run", "Source", "list_runs", "load_frame", "load_run", "save_frame", "tidy_frame", "write_run"]
 
@@ -148,10 +149,9 @@ def write_run(
     from trackio import utils  # a second or two, and only writing needs it
     from trackio.sqlite_storage import SQLiteStorage
 
-    if Path(utils.TRACKIO_DIR) != trackio_dir():
-        raise RlkitError(
-            f"TRACKIO_DIR is {trackio_dir()}, but trackio was imported when it was {utils.TRACKIO_DIR} and writes there"
-        )
+    here, there = trackio_folder(), utils.TRACKIO_DIR
+    if Path(there) != here:
+        raise RlkitError(f"TRACKIO_DIR is {here}, but trackio was imported when it was {there} and writes there")
     run_id = run_id or uuid.uuid4().hex
     SQLiteStorage.bulk_log(
         project,

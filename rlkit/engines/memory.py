@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import psutil
 
-GIB = 2**30
+from rlkit.machine import GIB
 
 
 class PeakMemory:
