@@ -232,6 +232,11 @@ class _LocalRun:
     def _stop_all(self) -> None:
         self._stopping.set()
         # Last started, first stopped: the proxy takes its last reading of the replicas while they live.
+        # All replicas at once after that: each may need its whole grace.
+        while len(self._jobs) > len(self._replicas):
+            self._jobs.pop().stop(STOP_GRACE_S)
+        for job in self._jobs:
+            job.ask_to_stop()
         while self._jobs:
             self._jobs.pop().stop(STOP_GRACE_S)
 

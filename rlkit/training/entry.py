@@ -57,7 +57,8 @@ def main() -> None:
     held_out = held_out[:EVALUATED_PROMPTS]
     trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
     trainer.save_model(str(folder.adapter))
-    if held_out and trainer.accelerator.is_main_process:
+    # With merged weights there is no policy name to ask for, only the base model's, which is then the trained one.
+    if held_out and trainer._lora_sync and trainer.accelerator.is_main_process:
         policy = f"{trainer._lora_name}-v{trainer.model_version}"
         accuracy = {
             name: greedy_accuracy(arguments.server_url, model, trainer.processing_class, held_out, recipe)
