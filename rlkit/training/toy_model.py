@@ -27,7 +27,7 @@ LAYERS = 2
 VOCABULARY = 288  # 256 bytes, 3 special tokens, and merges enough for the words of the task
 POSITIONS = 512
 
-PRETRAIN_STEPS = 1200
+PRETRAIN_STEPS = 1800
 BATCH = 32
 LEARNING_RATE = 5e-3
 WARM_UP_STEPS = 30
