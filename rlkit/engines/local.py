@@ -114,7 +114,7 @@ class _LocalRun:
         seed = self._recipe.train.seed
         out = cached_model(cache_folder(), seed)
         if not out.exists():
-            self._phase("building the toy model (about a minute, once)")
+            self._phase("building the toy model (about two minutes, once)")
             command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
             job = self._start("model", command, {})
             self._until(lambda: job.exit_code is not None, READY_TIMEOUT_S, "building the toy model", expected_end=job)
