@@ -1,4 +1,4 @@
-"""The toy model: a Qwen2 of 0.2 M parameters and its tokenizer, built and pretrained on this machine in about two minutes.
+"""The toy model: a Qwen2 of 0.2 M parameters and its tokenizer, pretrained on this machine in about two minutes.
 
 `python -m rlkit.training.toy_model --out FOLDER --seed 0` writes a folder that transformers, TRL and vLLM all load.
 Sizes and schedule are a recipe that was tried on two cores; the constants say why where it is not obvious.
@@ -19,6 +19,7 @@ from rlkit.training import toy_task
 from rlkit.training.toy_task import Problem, demonstrations
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 HIDDEN = 96
@@ -126,7 +127,7 @@ def pretrain(
     model.train()
     for step in range(1, PRETRAIN_STEPS + 1):
         loss = completion_loss(model, prefix, next(batches))
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -158,7 +159,9 @@ def completion_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: dict[str,
 
 
 def _shared_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return os.path.commonprefix([prompt_ids(tokenizer, problem) for problem in (Problem(10, 10), Problem(99, 99))])
+    """The token ids with which all prompts begin."""
+    pairs = zip(prompt_ids(tokenizer, Problem(10, 10)), prompt_ids(tokenizer, Problem(99, 99)), strict=True)
+    return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _batches(tokenizer: PreTrainedTokenizerBase, seed: int, prefix: list[int]) -> Iterator[dict[str, torch.Tensor]]:
