@@ -249,8 +249,8 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
 
     if name and folder:
         raise BadInput("--name and --folder: give one of them")
-    if name and Path(name).name != name:
-        raise BadInput(f"--name {name}: a name of a folder under {RUNS}, use --folder for another place")
+    if name is not None and (not name or Path(name).name != name):
+        raise BadInput(f"--name {name!r}: give a name of a folder under {RUNS}, use --folder for another place")
     chosen = folder or (RUNS / name if name else None)
     if chosen is None and resume:
         named_so = re.compile(rf"{re.escape(recipe.name)}(-\d+)?")

@@ -82,6 +82,8 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     in one line, with the cell, when a cell raises or the kernel dies.
     """
     values = _checked(notebook, parameters)
+    if out.is_dir():
+        raise BadInput(f"{out}: is a folder; name the HTML file to write")
     page = render(_execute(notebook, values), title or notebook.stem)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.part")

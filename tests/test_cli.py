@@ -168,7 +168,8 @@ def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
         (["--resume"], "there is no run of local under runs/out"),
         (["--resume", "--name", "x"], "runs/out/x holds no run"),
         (["--name", "x", "--folder", "y"], "give one of them"),
-        (["--name", "../x"], "--name ../x: a name of a folder"),
+        (["--name", "../x"], "--name '../x': give a name of a folder"),
+        (["--name", ""], "--name '': give a name of a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_meant(launched: list[Any], arguments: list[str], words: str) -> None:

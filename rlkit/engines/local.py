@@ -46,6 +46,8 @@ HEALTH_EVERY_S = 2.0
 # A look reads a kernel file for each of about ten processes, a few milliseconds.
 MEMORY_EVERY_S = 2.0
 UNHEALTHY_AFTER = 3
+# More lines than the toy model's log will have.
+TAIL_WHOLE = 1000
 # The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
 STOP_GRACE_S = 10.0
 
@@ -117,7 +119,17 @@ class _LocalRun:
             self._phase("building the toy model (about two minutes, once)")
             command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
             job = self._start("model", command, {})
-            self._until(lambda: job.exit_code is not None, READY_TIMEOUT_S, "building the toy model", expected_end=job)
+            told = 0
+
+            def ended() -> bool:
+                nonlocal told
+                lines = job.tail(TAIL_WHOLE).splitlines()
+                for line in lines[told:]:
+                    self._on_event(Event("log", text=line))
+                told = len(lines)
+                return job.exit_code is not None
+
+            self._until(ended, READY_TIMEOUT_S, "building the toy model", expected_end=job)
             if job.exit_code != 0:
                 self._fail(job)
             self._jobs.remove(job)

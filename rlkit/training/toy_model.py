@@ -36,7 +36,7 @@ WARM_UP_STEPS = 30
 THREADS = 1
 # A decay that stays high for most of the way: the digit carries are learnt late.
 DECAY_POWER = 0.7
-PROGRESS_EVERY = 100  # steps
+PROGRESS_EVERY = 200  # steps; a line every ten seconds or so
 
 
 def cached_model(cache: Path, seed: int) -> Path:
