@@ -50,6 +50,9 @@ def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) 
 
     The folder appears whole or not at all: it is written beside `out` and renamed.
     """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     tokenizer = build_tokenizer()
     model = pretrain(tokenizer, seed, on_progress)
     staging = out.with_name(f".{out.name}.{os.getpid()}")
