@@ -16,7 +16,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: run test test-slow lint format lock bench-diagnose clean help
+.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,6 +41,13 @@ format: $(INSTALLED) ## rewrite to the house's formatting
 
 bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
 	$(BIN)/python tests/bench/diagnose.py
+
+# vllm-router: pip install vllm-router==0.1.17 into an environment of its own, VLLM_ROUTER=path of its command.
+bench-proxy: $(INSTALLED) ## CPU, latency and memory of the proxy beside vllm-router and a plain one (20 minutes)
+	$(BIN)/python tests/bench/proxy.py $(if $(VLLM_ROUTER),--vllm-router $(VLLM_ROUTER))
+
+bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a GRPO trace
+	$(BIN)/python tests/bench/routing.py
 
 lock: $(UV) ## resolve requirements-cpu.txt anew
 	@printf 'torchvision\ntorchaudio\ntorchcodec\n' > $(VENV)/excludes.txt

@@ -16,11 +16,13 @@ from rlkit.serving.http_request import HEAD_END, HOP_BY_HOP, MAX_HEAD_BYTES
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# Answers without a body that say so by their status (RFC 9110 section 6.4.1).
-BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+# Plain numbers: looking up a member of HTTPStatus takes longer than parsing a header.
+SWITCHING_PROTOCOLS = 101
+WITHOUT_BODY = frozenset({204, 304})  # RFC 9110 section 6.4.1
 
-# Framing passes on as it is, with the body it belongs to.
+# How the body is framed passes on with the body; the rest of these concerns the replica's connection.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_STAY_BEHIND = HOP_BY_HOP - _FRAMING
 
 
 class BadAnswer(Exception):
@@ -32,32 +34,40 @@ class AnswerHead:
     """The head of an answer.
 
     `raw` are its bytes; `length` is the body's, None when it comes in chunks or ends with the connection
-    (`until_close`). `is_clean`: nothing in it concerns the replica's connection only.
+    (`until_close`). `is_clean`: nothing in it concerns the replica's connection.
     """
 
     status: int
     raw: bytes
-    headers: list[tuple[bytes, bytes]]
     length: int | None
     until_close: bool
     is_clean: bool
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names and values."""
+        lines = [line.partition(b":") for line in self.raw[: -len(HEAD_END)].split(b"\r\n")[1:]]
+        return [(name, value.strip()) for name, _, value in lines]
 
     def for_client(self, keep_alive: bool) -> bytes:
         """The head as it goes to a client whose connection stays open, or does not."""
         stays_open = keep_alive and not self.until_close
         if self.is_clean and stays_open:
             return self.raw
-        listed = {token.strip().lower() for value in self._all(b"connection") for token in value.split(b",")}
-        dropped = (HOP_BY_HOP - _FRAMING) | (listed - _FRAMING)
-        line = self.raw[: self.raw.index(b"\r\n")]
-        lines = [b"HTTP/1.1" + line[len(b"HTTP/1.1") :]]
-        lines += [name + b": " + value for name, value in self.headers if name.lower() not in dropped]
+        headers = self.headers
+        listed = {
+            token.strip().lower()
+            for name, value in headers
+            if name.lower() == b"connection"
+            for token in value.split(b",")
+        }
+        dropped = _STAY_BEHIND | (listed - _FRAMING)
+        status_line = self.raw[: self.raw.index(b"\r\n")]
+        lines = [b"HTTP/1.1" + status_line[len(b"HTTP/1.1") :]]
+        lines += [name + b": " + value for name, value in headers if name.lower() not in dropped]
         if not stays_open:
             lines.append(b"Connection: close")
         return b"\r\n".join(lines) + HEAD_END
-
-    def _all(self, name: bytes) -> list[bytes]:
-        return [value for other, value in self.headers if other.lower() == name]
 
 
 class AnswerReader:
@@ -66,26 +76,33 @@ class AnswerReader:
     def __init__(self) -> None:
         # Without an on_body llhttp skips bodies by itself.
         self._parser = httptools.HttpResponseParser(self)
-        self._start_over()
+        self.expect()
         self.is_complete = True
 
     def expect(self) -> None:
         """A request goes out; its answer is next."""
-        self._start_over()
+        self.is_complete = False
+        self._head: AnswerHead | None = None
+        self._buffered = b""
+        self._length: int | None = None
+        self._is_chunked = False
+        self._is_clean = True
+        self._is_head_complete = False
+        self._has_more = False
+        self._keep_alive = False
 
-    def feed(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+    def feed(self, data: bytes) -> tuple[AnswerHead | None, bytes | memoryview]:
         """The head, once its last byte is here, and what of the body came with these bytes. Raises BadAnswer.
 
         `is_complete` says afterwards whether the answer has ended.
         """
-        head = None
-        if self._head is None:
-            head, data = self._read_head(data)
-            if head is None:
-                return None, b""
-        if data:
+        if self._head is not None:
             self._follow(data)
-        return head, data
+            return None, data
+        head, body = self._read_head(data)
+        if body:
+            self._follow(body)
+        return head, body
 
     def close(self) -> bool:
         """The connection has ended; whether that was the end of the answer, too."""
@@ -103,53 +120,38 @@ class AnswerReader:
         """Whether the connection can take another request after this answer."""
         return self.is_complete and self._keep_alive
 
-    def _start_over(self) -> None:
-        self.is_complete = False
-        self._head: AnswerHead | None = None
-        self._buffered = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._is_clean = True
-        self._is_head_complete = False
-        self._has_more = False
-        self._keep_alive = False
-
-    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes | memoryview]:
+        if self._buffered:
+            data = self._buffered + data
         while True:
-            if self._buffered:
-                data = self._buffered + data
             end = data.find(HEAD_END) + len(HEAD_END)
             if end < len(HEAD_END):
                 if len(data) > MAX_HEAD_BYTES:
                     raise BadAnswer(f"a head of more than {MAX_HEAD_BYTES} bytes")
                 self._buffered = data
                 return None, b""
-            raw, data = (data, b"") if end == len(data) else (data[:end], data[end:])
+            raw = data[:end]
             self._follow(raw)
             if not self._is_head_complete:
                 raise BadAnswer("a head without an end")
             status = self._parser.get_status_code()
             if status >= 200:
                 break
-            if status == HTTPStatus.SWITCHING_PROTOCOLS:
+            if status == SWITCHING_PROTOCOLS:
                 raise BadAnswer("another protocol, which nobody asked for")
-            self._start_over()  # 100 Continue and the like: the answer comes behind it
+            self.expect()  # 100 Continue and the like: the answer comes behind it
+            data = data[end:]
         self._buffered = b""
-        self._head = self._make_head(status, raw)
-        return self._head, data
-
-    def _make_head(self, status: int, raw: bytes) -> AnswerHead:
-        length, chunked = (0 if status in BODILESS else None), False
-        for name, value in self._headers:
-            match name.lower():
-                case b"content-length":
-                    length = int(value)
-                case b"transfer-encoding":
-                    chunked = value.lower().endswith(b"chunked")
-        until_close = length is None and not chunked
+        length = self._length
+        if status in WITHOUT_BODY and length is None:
+            length = 0
+        until_close = length is None and not self._is_chunked
         is_clean = self._is_clean and raw.startswith(b"HTTP/1.1 ")
-        return AnswerHead(status, raw, self._headers, length, until_close, is_clean)
+        self._head = AnswerHead(status, raw, length, until_close, is_clean)
+        # Not copied: a large answer's first piece has a quarter of a megabyte.
+        return self._head, memoryview(data)[end:] if end < len(data) else b""
 
-    def _follow(self, data: bytes) -> None:
+    def _follow(self, data: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -165,11 +167,14 @@ class AnswerReader:
         self._has_more = self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_head_complete:
-            return  # a trailer
-        self._headers.append((name, value))
-        lowered = name.lower()
-        if lowered in HOP_BY_HOP and lowered not in _FRAMING:
+        name = name.lower()
+        if name not in HOP_BY_HOP or self._is_head_complete:  # behind the head it is a trailer
+            return
+        if name == b"content-length":
+            self._length = int(value)
+        elif name == b"transfer-encoding":
+            self._is_chunked = value.lower().endswith(b"chunked")
+        else:
             self._is_clean = False
 
     def on_headers_complete(self) -> None:

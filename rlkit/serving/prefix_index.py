@@ -127,7 +127,7 @@ class PrefixIndex:
         parent: _Run
         if runs:
             parent = runs[-1]
-            end = sum(len(run.digests) for run in runs)
+            end = sum([len(run.digests) for run in runs])
             if end > known:
                 parent = runs[-1] = self._cut(parent, len(parent.digests) - (end - known))
         else:

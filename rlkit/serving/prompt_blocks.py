@@ -38,9 +38,13 @@ def routing_key(body: object, block_size: int) -> RoutingKey:
         return RoutingKey("", ())
     model = body.get("model")
     prompt, prompts = _first_prompt(body)
+    return RoutingKey(model if isinstance(model, str) else "", _blocks(prompt, block_size), prompts * repeats(body))
+
+
+def repeats(body: dict[str, Any]) -> int:
+    """How many sequences a request asks for of each prompt: its `n`."""
     n = body.get("n")
-    repeats = n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
-    return RoutingKey(model if isinstance(model, str) else "", _blocks(prompt, block_size), prompts * repeats)
+    return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
 
 
 def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:

@@ -13,8 +13,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from rlkit.serving.prefix_index import prefix_chain
-from rlkit.serving.prompt_blocks import routing_key
+from rlkit.serving.prompt_blocks import repeats, routing_key
 
 # The prompts of 1,024 rollouts in flight, in groups of eight and with 4 KB each, are half a megabyte. 16 MB are as many
 # prompts of 32 k tokens.
@@ -72,23 +74,23 @@ class RequestKeys:
             return None
         text = body[start:end]
         try:
-            fields = json.loads((body[:start] + self._mark_text + body[end:]).decode())
-        except (ValueError, RecursionError):
+            fields = orjson.loads(body[:start] + self._mark_text + body[end:])
+        except orjson.JSONDecodeError:
             return None
         if not isinstance(fields, dict) or fields.get("prompt") != self._mark or "messages" in fields:
             return None
         model = fields.get("model")
-        kept = self._chains.get((model, text)) if isinstance(model, str) else None
+        if not isinstance(model, str):
+            return None
+        kept = self._chains.get((model, text))
         if kept is not None:
-            fields["prompt"] = None
-            return RequestKey(str(model), kept, routing_key(fields, self._block_size).sequences)
+            return RequestKey(model, kept, repeats(fields))
         prompt = _decoded(text)
         if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], int):
             return None
         fields["prompt"] = prompt
         key = self._key(fields)
-        if isinstance(model, str):
-            self._keep(model, text, key.chain)
+        self._keep(model, text, key.chain)
         return key
 
     def _key(self, fields: Any) -> RequestKey:
@@ -107,6 +109,11 @@ class RequestKeys:
 
 
 def _decoded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    # What Python's own parser takes beyond JSON (NaN, other encodings), vLLM takes, too.
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import parse_qsl
 
 from rlkit.serving.bearer import Bearer
 from rlkit.serving.control import ControlAnswer, ControlRequest, Handler, Routes, error
-from rlkit.serving.forward import Exchange, Forwarder
+from rlkit.serving.exchange import Exchange
+from rlkit.serving.forward import Forwarder
 from rlkit.serving.http_answer import CONTINUE, encode
 from rlkit.serving.http_request import KnownHeads, Refused, Request, RequestReader
 
@@ -107,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
 
     # What an exchange or a control handler says.
 
-    def write(self, parts: list[bytes]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send bytes of an answer."""
         self._transport.writelines(parts)
 
@@ -188,7 +189,8 @@ class ClientConnection(asyncio.Protocol):
                 # It could not read an answer in chunks, and only the replica knows whether that is what comes.
                 self.answer(error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "completions need HTTP/1.1"))
             else:
-                self._exchange = server.forwarder.forward(self, request)
+                exchange = Exchange(server.forwarder, self, request)
+                self._exchange = exchange if exchange.start() else None
         else:
             self._answer_control(request)
 

@@ -27,7 +27,7 @@ TCP_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 class Awaiting(Protocol):
     """Who waits for an answer; called by the connection that carries its request."""
 
-    def received(self, head: AnswerHead | None, data: bytes, *, complete: bool) -> None:
+    def received(self, head: AnswerHead | None, data: bytes | memoryview, *, complete: bool) -> None:
         """The head, when it is complete with these bytes, and bytes of the body."""
 
     def broke(self, reason: str) -> None:
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
             return
         reader = self._reader
         try:
-            head, data = reader.feed(data)
+            head, body = reader.feed(data)
         except BadAnswer as problem:
             self.abort()
             awaiting.broke(str(problem))
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
                 self._pool.give_back(self)
             else:
                 self._transport.abort()
-        awaiting.received(head, data, complete=complete)
+        awaiting.received(head, body, complete=complete)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.lost(self)

@@ -12,8 +12,9 @@ import pytest
 from proxy_bench import PATIENCE_S, eventually
 from wire import Wire, raw_server, wire
 
-from rlkit.serving import forward
-from rlkit.serving.forward import HELD_BYTES, Forwarder
+from rlkit.serving import exchange
+from rlkit.serving.exchange import HELD_BYTES
+from rlkit.serving.forward import Forwarder
 from rlkit.serving.replica_health import MAX_FAILURES, Outcomes, ReplicaHealth
 from rlkit.serving.router import Router
 from rlkit.serving.server import Server
@@ -135,7 +136,7 @@ async def test_a_new_connection_that_breaks_is_the_replicas_fault() -> None:
 
 
 async def test_a_request_that_ran_for_a_while_is_not_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "STALE_WITHIN_S", -1.0)
+    monkeypatch.setattr(exchange, "STALE_WITHIN_S", -1.0)
     async with forwarding(stale) as setup:
         assert [(await setup.complete())[0] for _ in range(2)] == [200, 502]
         assert setup.forwarder.upstreams.resent == [0]

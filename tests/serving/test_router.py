@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import runpy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -272,3 +274,9 @@ def test_round_robin_spreads_evenly() -> None:
     four = router(4)
     spread = [send(four, ()).replica for _ in range(400)]
     assert all((b - a) % 4 == 1 for a, b in pairwise(spread))
+
+
+def test_the_default_threshold_keeps_groups_together_and_replicas_level() -> None:
+    """On the GRPO trace at least 87.2 % of the rollouts find their prompt, and p99 imbalance is at most 14."""
+    bench = runpy.run_path(str(Path(__file__).parents[1] / "bench" / "routing.py"))
+    assert bench["main"](["--seeds", "1", "--thresholds", "12"]) == 0

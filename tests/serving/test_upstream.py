@@ -23,7 +23,7 @@ class Waiting:
         self.status = 0
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
-    def received(self, head: AnswerHead | None, data: bytes, *, complete: bool) -> None:
+    def received(self, head: AnswerHead | None, data: bytes | memoryview, *, complete: bool) -> None:
         if head is not None:
             self.status = head.status
         self.body += data
