@@ -11,7 +11,7 @@ import pytest
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.serving.emulated import EmulatedReplica
-from rlkit.serving.emulated_engine import EmulatedEngine, Sampled
+from rlkit.serving.emulated_engine import Adapter, EmulatedEngine, Sampled
 from rlkit.serving.replica import vllm_command, vllm_environment, wait_until_ready
 
 RUNS = Path(__file__).parents[2] / "runs"
@@ -76,7 +76,7 @@ def test_the_cache_is_sized_by_flag_on_a_gpu_and_by_environment_without(recipe: 
 class CannotDecode(EmulatedEngine):
     """As vLLM with heads of a size that its attention refuses: healthy, until the first request."""
 
-    def sample(self, model: str, prompt: object, max_tokens: int, seed: int | None) -> Sampled:
+    def sample(self, model: str | Adapter, prompt: object, max_tokens: int, seed: int | None) -> Sampled:
         raise ValueError("Head size 24 is not supported")
 
 
