@@ -160,8 +160,13 @@ def test_a_signal_stops_everything(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], number: signal.Signals
 ) -> None:
     trainer(WAITS)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        launch(recipe, folder, Recorder(lambda: os.kill(os.getpid(), number)))
+    # A shell starts what it runs in the background with SIGINT ignored, and Python then leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            launch(recipe, folder, Recorder(lambda: os.kill(os.getpid(), number)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert read_state(folder)["status"] == "stopped"
     assert living_jobs() == []
 
