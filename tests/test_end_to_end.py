@@ -123,7 +123,9 @@ def test_the_report_opens_with_the_verdict(main_job: Finished) -> None:
     assert str(main_job.folder.report) in main_job.output
     page = main_job.folder.report.read_text()
     assert "<script src" not in page
-    assert "trl-policy" in page
+    assert f"<strong>{headline} Next: " in page
+    versions = len(main_job.frame) + 1
+    assert f"{versions} of {versions} adapter versions were accepted by every replica" in page
 
 
 @pytest.mark.parametrize("bound", ["trainer", "generation"])
