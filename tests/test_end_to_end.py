@@ -180,7 +180,7 @@ def test_a_run_survives_the_loss_of_each_job(environment: dict[str, str], tmp_pa
     frame = pd.read_parquet(folder.metrics)
     assert list(frame.index) == list(range(1, 25))
     assert frame["ratio"].between(*RATIO_BAND).all()
-    # Versions go on counting over a resume, so that no name ever stands for two policies; each start publishes one more.
+    # Versions go on counting over a resume, so that no name ever stands for two policies; each start publishes one.
     adapters = json.loads(folder.proxy.read_text())["adapters"]
     assert adapters[-1]["name"] == f"trl-policy-v{24 + 1 + len(VICTIMS)}"
 
