@@ -83,16 +83,20 @@ def run(
     try:
         with open_progress(terminal.err) as progress:
             outcome = launch(recipe, target, progress)
-    except (RunFailed, KeyboardInterrupt):
+    except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
         raise
+    terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
     verdict = write_results(recipe, target, report)
     if as_json:
         ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
+        ended["peak_memory_gib"] = outcome.peak_memory_gib
         page = str(target.report) if report else None
         terminal.print_json(ended | {"report": page, "verdict": verdict.model_dump(mode="json")})
         return
+    memory = "" if outcome.peak_memory_gib is None else f", at most {outcome.peak_memory_gib:.1f} GiB of memory"
+    terminal.say(f"{outcome.steps} steps in {outcome.seconds:.0f} s{memory}", terminal.err)
     terminal.print_verdict(verdict, evidence=False)
     if report:
         terminal.say(f"Report: {target.report}")
@@ -173,6 +177,7 @@ def runs(
     project: Annotated[str, typer.Argument(help="A trackio project.")], source: Source = None, as_json: AsJson = False
 ) -> None:
     """List the runs of a trackio project, oldest first."""
+    import pandas as pd
     from rich.table import Table
 
     from rlkit.tracking import list_runs
@@ -183,7 +188,8 @@ def runs(
         return
     table = Table("run", "steps", "started (UTC)", "last update (UTC)", box=None)
     for row in frame.to_dict("records"):
-        times = (f"{row[column]:%Y-%m-%d %H:%M}" for column in ("created", "last_update"))
+        moments = [row[column] for column in ("created", "last_update")]
+        times = ["unknown" if pd.isna(moment) else f"{moment:%Y-%m-%d %H:%M}" for moment in moments]
         table.add_row(str(row["name"]), str(row["steps"]), *times)
     terminal.out.print(table)
 
@@ -241,8 +247,8 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
 
     if name and folder:
         raise BadInput("--name and --folder: give one of them")
-    if name and Path(name).name != name:
-        raise BadInput(f"--name {name}: a name of a folder under {RUNS}, use --folder for another place")
+    if name is not None and (not name or Path(name).name != name):
+        raise BadInput(f"--name {name!r}: give a name of a folder under {RUNS}, use --folder for another place")
     chosen = folder or (RUNS / name if name else None)
     if chosen is None and resume:
         named_so = re.compile(rf"{re.escape(recipe.name)}(-\d+)?")

@@ -125,8 +125,8 @@ def waiting(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
         chart.line(figure, where, frame[blocked], label, BLUE, markers=True, unit=" s")
         count = int(frame[blocked].notna().sum())
         said.append(f"rollouts are held back by a full queue in {count} of {len(frame)} steps")
-    else:
-        said.append("no rollout was held back by a full queue")
+    elif any(str(name).startswith("rollout/") and chart.logged(frame, str(name)) for name in frame):
+        said.append("no rollout was held back by a full queue")  # TRL logs it only then
     chart.describe(figure, chart.sentence(said))
     chart.note_missing(figure, [m for m in (wait, blocked) if not chart.logged(frame, m)])
     return figure

@@ -104,6 +104,7 @@ def longest_prompt_tokens(recipe: Recipe, folder: Path | None) -> int | None:
     """Tokens of the longest of the first prompts in a local file, with the model's chat template; None if unknown.
 
     Takes seconds (transformers and datasets are imported), so only a local model with local prompts is looked at.
+    Raises BadInput for rows without the columns, and for a tokenizer or template that does not take them.
     """
     data = recipe.data
     if folder is None or not Path(data.name).expanduser().is_file() or not _installed("transformers", "datasets"):
@@ -117,9 +118,12 @@ def longest_prompt_tokens(recipe: Recipe, folder: Path | None) -> int | None:
         disable_progress_bar()
         limit = min(data.limit or SAMPLED_PROMPTS, SAMPLED_PROMPTS)
         rows, _ = load_rows(data.model_copy(update={"limit": limit}))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        render = tokenizer.apply_chat_template
-        return max(len(render(row["prompt"], add_generation_prompt=True, return_dict=False)) for row in rows)
+        try:
+            render = AutoTokenizer.from_pretrained(folder).apply_chat_template
+            return max(len(render(row["prompt"], add_generation_prompt=True, return_dict=False)) for row in rows)
+        except Exception as error:  # tokenizers, transformers and jinja each raise their own
+            cause = f"{type(error).__name__}: {_first_line(error)}"
+            raise BadInput(f"model.name: the tokenizer in {folder} cannot read {data.name}: {cause}") from None
 
 
 def trl_knows_template(template: str) -> bool | None:

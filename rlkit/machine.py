@@ -119,9 +119,10 @@ def free_ports(wanted: int) -> int:
 
 
 def hugging_face_home() -> Path:
-    """Where huggingface_hub, and trackio below it, keep their files."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return Path(os.environ.get("HF_HOME", cache / "huggingface")).expanduser()
+    """Where huggingface_hub, and trackio below it, keep their files (huggingface_hub.constants.HF_HOME's rule)."""
+    cache = os.environ.get("XDG_CACHE_HOME", os.path.join("~", ".cache"))
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return Path(os.path.expandvars(os.path.expanduser(home)))
 
 
 def trackio_folder() -> Path:

@@ -6,6 +6,7 @@ looks. An error would end the run, or make it another run than the recipe says; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,8 @@ def ports_needed(recipe: Recipe) -> int:
 
 def memory_needed_gib(recipe: Recipe) -> float:
     """Memory of a small model's local run on a CPU, from measured runs (see `rlkit.machine`)."""
-    return recipe.serve.replicas * (machine.REPLICA_GIB + (recipe.serve.kv_cache_gib or 1)) + machine.TRAINER_GIB
+    cache = math.ceil(recipe.serve.kv_cache_gib or 1)
+    return recipe.serve.replicas * (machine.REPLICA_GIB + cache) + machine.TRAINER_GIB
 
 
 def _inputs(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
@@ -238,6 +240,8 @@ def _precision(recipe: Recipe) -> Iterator[Finding]:
 def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     for package, message, fix in machine.version_problems(facts.versions):
         yield _error(package, message, fix)
+    if recipe.cap.policy != "none":
+        yield _error("cap.policy", "the rollout worker has no gate that would follow it yet", "set cap.policy to none")
     needed = ports_needed(recipe)
     if facts.free_ports is not None and facts.free_ports < needed:
         message = f"{needed} ports are needed on 127.0.0.1 and {facts.free_ports} could be had"
@@ -268,6 +272,9 @@ def _without_gpu(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         yield _error("train.precision", message, 'set train.precision to "no" and serve.dtype to model.dtype')
     if recipe.transport.kind == "merged":
         yield _error("transport.kind", "merged weights travel over NCCL, which needs GPUs", "train an adapter instead")
+    if serve.kv_cache_gib is not None and not serve.kv_cache_gib.is_integer():
+        message = f"{serve.kv_cache_gib:g} becomes {math.ceil(serve.kv_cache_gib)}: vLLM takes whole GiB without a GPU"
+        yield _warning("serve.kv_cache_gib", message, "set it to that, and serve.num_gpu_blocks for a smaller cache")
     needed = memory_needed_gib(recipe)
     if facts.memory_gib is not None and facts.memory_gib < needed:
         message = f"about {needed:.1f} GiB of memory are needed and {facts.memory_gib:.1f} are available"

@@ -30,7 +30,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """The base model: `toy-arithmetic` (built here, see `rlkit.training.toy`), a folder, or a Hub id."""
+    """The base model: `toy-arithmetic` (built here, see `rlkit.training.toy_model`), a folder, or a Hub id."""
 
     name: str
     revision: str | None = None

@@ -29,6 +29,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from rlkit.errors import BadInput, RunFailed
+from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 
 DIAGNOSE = Path(__file__).parents[1] / "notebooks" / "02_diagnose.ipynb"
@@ -63,10 +64,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def report_run(folder: RunFolder, out: Path | None = None) -> Path:
     """The report of one run: notebooks/02_diagnose.ipynb for its folder, written to `out` (None: `folder.report`).
 
-    Raises BadInput for a folder that is not there, RunFailed when the notebook fails.
+    Raises BadInput for a folder that is not there or holds no run, RunFailed when the notebook fails.
     """
     if not folder.path.is_dir():
         raise BadInput(f"{folder.path}: no such run folder; rlkit run creates one under runs/out/")
+    read_run(folder)  # what is wrong with it is told as it is, and before a kernel starts
     target = folder.report if out is None else out
     return render_notebook(DIAGNOSE, {"folder": str(folder.path.resolve())}, target, title=folder.name)
 
@@ -80,6 +82,8 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     in one line, with the cell, when a cell raises or the kernel dies.
     """
     values = _checked(notebook, parameters)
+    if out.is_dir():
+        raise BadInput(f"{out}: is a folder; name the HTML file to write")
     page = render(_execute(notebook, values), title or notebook.stem)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.part")

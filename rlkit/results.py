@@ -38,14 +38,19 @@ def keep_metrics(recipe: Recipe, folder: RunFolder) -> bool:
 
 
 def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
-    """A run and its recipe from its folder: the saved metrics, else trackio's. Raises BadInput."""
+    """A run and its recipe from its folder: the saved metrics, else trackio's. Raises BadInput.
+
+    Metrics that were saved at an interruption are passed over while the run goes on, or when its engine was killed.
+    """
+    from rlkit.engines.lock import read_state
     from rlkit.tracking import load_frame, load_run
 
     if not folder.recipe.is_file():
         raise BadInput(f"{folder.path}: not a run folder, it has no {folder.recipe.name}")
     recipe = load_recipe(folder.recipe)
-    run = load_frame(folder.metrics) if folder.metrics.exists() else load_run(recipe.tracking.project, folder.name)
-    return run, recipe
+    if folder.metrics.exists() and read_state(folder).get("status") != "running":
+        return load_frame(folder.metrics), recipe
+    return load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id), recipe
 
 
 def logged_names(recipe: Recipe) -> set[str]:

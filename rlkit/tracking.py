@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit.errors import BadInput, RlkitError
+from rlkit.machine import trackio_folder
 from rlkit.recipe import Recipe, parse_recipe
-from rlkit.trackio_source import Query, Source, open_source, trackio_dir
+from rlkit.trackio_source import Query, Source, open_source
 
 __all__ = ["Run", "Source", "list_runs", "load_frame", "load_run", "save_frame", "tidy_frame", "write_run"]
 
@@ -71,8 +72,8 @@ class LoggedRow:
 def list_runs(project: str, source: Source | str | Path | None = None) -> pd.DataFrame:
     """The runs of a project, oldest first: name, run_id, created, steps, last_update. Raises BadInput.
 
-    Times are UTC. `steps` is the highest global step, or the number of rows when none carries one. `source` is None
-    for trackio's own folder, another folder, a server's URL or a Space.
+    Times are UTC, NaT where trackio has none. `steps` is the highest global step, or the number of rows when none
+    carries one. `source` is None for trackio's own folder, another folder, a server's URL or a Space.
     """
     with open_source(source).reading(project) as query:
         return _runs(query)
@@ -148,10 +149,9 @@ def write_run(
     from trackio import utils  # a second or two, and only writing needs it
     from trackio.sqlite_storage import SQLiteStorage
 
-    if Path(utils.TRACKIO_DIR) != trackio_dir():
-        raise RlkitError(
-            f"TRACKIO_DIR is {trackio_dir()}, but trackio was imported when it was {utils.TRACKIO_DIR} and writes there"
-        )
+    here, there = trackio_folder(), utils.TRACKIO_DIR
+    if Path(there) != here:
+        raise RlkitError(f"TRACKIO_DIR is {here}, but trackio was imported when it was {there} and writes there")
     run_id = run_id or uuid.uuid4().hex
     SQLiteStorage.bulk_log(
         project,
@@ -201,7 +201,7 @@ def _runs(query: Query) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["name", "run_id", "created", "steps", "last_update"])
     for column in ("created", "last_update"):
         frame[column] = pd.to_datetime(frame[column], utc=True, format="ISO8601", errors="coerce")
-    return frame.sort_values("created", kind="stable", ignore_index=True)
+    return frame.sort_values("created", kind="stable", ignore_index=True, na_position="first")
 
 
 def _pick(runs: pd.DataFrame, project: str, name: str | None, run_id: str | None, where: str) -> pd.Series[Any]:

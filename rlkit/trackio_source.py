@@ -14,15 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from os import environ
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from huggingface_hub import get_token
-from huggingface_hub.constants import HF_HOME
 
 from rlkit.errors import BadInput
+from rlkit.machine import trackio_folder
 
 Query = Callable[[str], list[dict[str, Any]]]
 
@@ -57,7 +56,7 @@ class Source(Protocol):
 def open_source(source: Source | str | Path | None = None) -> Source:
     """The place that `source` names: trackio's own folder (None), a folder, a server's URL, or a Space `user/name`."""
     if source is None:
-        return LocalSource(trackio_dir())
+        return LocalSource(trackio_folder())
     if isinstance(source, Path):
         return LocalSource(source)
     if not isinstance(source, str):
@@ -69,11 +68,6 @@ def open_source(source: Source | str | Path | None = None) -> Source:
     if source.count("/") == 1 and all(source.split("/")) and not source.startswith((".", "~")):
         return RemoteSource(source)
     raise BadInput(f"source {source!r}: not a folder, not an http(s) URL, and not a Space named user/name")
-
-
-def trackio_dir() -> Path:
-    """The folder trackio writes to, by its own rule: TRACKIO_DIR, else `trackio` in the Hugging Face home."""
-    return Path(environ.get("TRACKIO_DIR") or Path(HF_HOME) / "trackio")
 
 
 def on_disk_name(project: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 _FOREIGN = ("HF_", "HUGGING", "TRACKIO_", "GRADIO_", "SPACE_", "VLLM_", "WANDB_")
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
@@ -21,6 +22,11 @@ for _name in [name for name in os.environ if _is_foreign(name)]:
     del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+
+# How long an example takes is the machine's business, not the code's.
+settings.register_profile("rlkit", deadline=None)
+settings.load_profile("rlkit")
 
 
 @pytest.fixture(autouse=True)

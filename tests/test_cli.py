@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, RunFolder]]:
     def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None]) -> Outcome:
         calls.append((recipe, folder))
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.recipe.write_text(recipe.to_yaml())
+        folder.recipe.write_text(as_recorded(recipe).to_yaml())
         on_event(Event("phase", text="training"))
         log_run(recipe, folder.name)
         on_event(Event("step", step=50, total=50, metrics={"reward": 0.9}))
@@ -65,10 +65,15 @@ def write_page(folder: RunFolder, out: Path | None = None) -> Path:
     return page
 
 
+def as_recorded(recipe: Recipe) -> Recipe:
+    """With the queue that the recorded run had, which its verdict rests on."""
+    return recipe.with_overrides(["rollout.queue_maxsize=256"])
+
+
 def log_run(recipe: Recipe, name: str) -> None:
     frame = recorded("trainer-bound-run").drop(columns="timestamp").reset_index().astype(float)
     rows = [{str(key): value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
-    write_run(recipe.tracking.project, name, rows, config={"recipe": recipe.to_dict()})
+    write_run(recipe.tracking.project, name, rows, config={"recipe": as_recorded(recipe).to_dict()})
 
 
 def rlkit_(*arguments: str) -> Result:
@@ -147,7 +152,7 @@ def test_the_same_folder_again_continues_its_run(launched: list[Any], tmp_path: 
     for arguments in ([LOCAL, "--folder", folder], [LOCAL, "--folder", folder, "--resume"], [folder]):
         assert rlkit_("run", *arguments).exit_code == 0
     assert [str(run.path) for _, run in launched] == [folder] * 3
-    assert launched[0][0] == launched[2][0]
+    assert launched[2][0] == as_recorded(launched[0][0])
 
 
 def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
@@ -163,7 +168,8 @@ def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
         (["--resume"], "there is no run of local under runs/out"),
         (["--resume", "--name", "x"], "runs/out/x holds no run"),
         (["--name", "x", "--folder", "y"], "give one of them"),
-        (["--name", "../x"], "--name ../x: a name of a folder"),
+        (["--name", "../x"], "--name '../x': give a name of a folder"),
+        (["--name", ""], "--name '': give a name of a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_meant(launched: list[Any], arguments: list[str], words: str) -> None:
@@ -220,6 +226,14 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     result = rlkit_("run", LOCAL)
     assert result.exit_code == 130
     assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: stopped"
+    assert Path("runs/out/local/metrics.parquet").exists()
+
+
+def test_a_terminated_run_keeps_its_metrics_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, SystemExit(143), logged=True)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 143
+    assert "metrics so far: runs/out/local/metrics.parquet" in result.stderr
     assert Path("runs/out/local/metrics.parquet").exists()
 
 
@@ -378,6 +392,15 @@ def test_what_does_not_exist_is_named(logged: Recipe, arguments: list[str], word
 def test_a_run_of_nothing_but_nan_is_refused() -> None:
     write_run("broken", "nan", [{"global_step": 1.0, "perf/step_s": float("nan")}])
     assert "only NaN" in one_error(rlkit_("diagnose", "broken"))
+
+
+def test_a_run_without_a_time_is_listed(tmp_path: Path) -> None:
+    fragment = tmp_path / "trackio" / "inbox" / "writer" / "1.jsonl"
+    fragment.parent.mkdir(parents=True)
+    fragment.write_text(json.dumps({"kind": "metric", "project": "p", "run": "timeless", "metrics": {"reward": 1}}))
+    result = rlkit_("runs", "p")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].split() == ["timeless", "1", "unknown", "unknown"]
 
 
 def test_runs_are_listed(logged: Recipe) -> None:

@@ -59,8 +59,8 @@ def published_frame(name: str, steps: int | None = None) -> pd.DataFrame:
 
 @cache
 def local_recipe(*overrides: str) -> Recipe:
-    one_server = ["serve.replicas=1", *overrides]
-    return load_recipe(ROOT / "runs" / "local.yaml", one_server)
+    as_recorded = ["serve.replicas=1", "rollout.queue_maxsize=256", *overrides]
+    return load_recipe(ROOT / "runs" / "local.yaml", as_recorded)
 
 
 TRAINER_BOUND_OVERRIDES = ("train.token_budget=0", "train.gradient_accumulation_steps=64",
@@ -494,7 +494,7 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
             "train.token_budget=512",
         ),
         # One sample in a row is not tiny when it is a long one.
-        (TRAINER | {"batch__samples_per_row": 1.0, "batch__row_tokens_mean": 100.0}, None, COMPUTE, "train.processes"),
+        (TRAINER | {"batch__samples_per_row": 1.0, "batch__row_tokens_mean": 6000.0}, None, COMPUTE, "train.processes"),
         (TRAINER | {"batch__samples_per_row": 8.0, "perf__fwd_s": 0.25}, CHECKPOINTING, "twice", "checkpointing=false"),
         (TRAINER | {"perf__fwd_s": 0.25}, "train.gradient_checkpointing=false", COMPUTE, "train.processes"),
         (TRAINER | {"perf__fwd_s": 0.33}, CHECKPOINTING, COMPUTE, "train.processes"),

@@ -158,6 +158,8 @@ def test_waiting_keeps_backpressure_sparse_and_counts_the_blocked_steps() -> Non
     quiet = figures.waiting(recorded("learning-run"))
     assert "rollout/backpressure_s: not logged" in notes(quiet)
     assert "no rollout was held back" in quiet.layout.meta["alt"]
+    waits_alone = recorded("learning-run")[["perf/rollout_wait_s"]]
+    assert "held back" not in figures.waiting(waits_alone).layout.meta["alt"]
 
 
 def test_staleness_tells_how_many_samples_were_dropped() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlkit import inputs
+from rlkit.errors import BadInput
 from rlkit.inputs import ModelFacts, inspect_data, inspect_model, inspect_reward, is_path, longest_prompt_tokens
 from rlkit.recipe import DataSection, ModelSection, load_recipe
 
@@ -194,3 +195,9 @@ def test_the_longest_prompt_is_counted_with_the_chat_template(tmp_path: Path, mo
     expected = len(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False))
     assert longest_prompt_tokens(recipe, tmp_path / "model") == expected
     assert longest_prompt_tokens(recipe, None) is None
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no system message') }}")
+    with pytest.raises(BadInput, match=r"model\.name: the tokenizer in .*: TemplateError: no system message$"):
+        longest_prompt_tokens(recipe, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"model\.name: the tokenizer in .* cannot read .*rows\.jsonl"):
+        longest_prompt_tokens(recipe, tmp_path / "model")

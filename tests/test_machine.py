@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+import runpy
 import socket
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -136,3 +138,20 @@ def test_trackios_folder_follows_its_own_rule(monkeypatch: pytest.MonkeyPatch, t
     assert machine.trackio_folder() == tmp_path / "mine"
     monkeypatch.delenv("TRACKIO_DIR")
     assert machine.trackio_folder() == tmp_path / "trackio"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"HF_HOME": "~/hf"}, {"HF_HOME": "$PLACE/hf"}, {"XDG_CACHE_HOME": "~/c"}, {"XDG_CACHE_HOME": "/c"}],
+)
+def test_the_hugging_face_home_is_what_huggingface_hub_takes_it_for(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PLACE", "/place")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    # A fresh copy: the module reads the environment once, when it is imported.
+    constants = runpy.run_path(importlib.import_module("huggingface_hub.constants").__file__ or "")
+    assert machine.hugging_face_home() == Path(constants["HF_HOME"])

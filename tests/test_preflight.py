@@ -144,6 +144,10 @@ def test_adapters_can_be_pushed_wherever_they_can_be_shared() -> None:
     assert found(CHASE.with_overrides(["transport.kind=push"]), ELSEWHERE) == {}
 
 
+def test_a_cap_that_nothing_would_follow_is_refused() -> None:
+    assert only(found(LOCAL.with_overrides(["cap.policy=published"]))).field == "cap.policy"
+
+
 def test_adapter_rules_do_not_apply_to_merged_weights() -> None:
     assert found(CAP.with_overrides(["serve.max_loras=1", "rollout.queue_maxsize=512"]), ELSEWHERE) == {}
 
@@ -372,6 +376,14 @@ def test_ports_and_memory_grow_with_the_replicas() -> None:
 
 
 # Without a GPU
+
+
+def test_a_part_of_a_gib_of_cache_is_told_as_what_it_becomes() -> None:
+    half = LOCAL.with_overrides(["serve.kv_cache_gib=0.5"])
+    finding = only(found(half))
+    assert (finding.field, finding.severity) == ("serve.kv_cache_gib", "warning")
+    assert "0.5 becomes 1" in finding.message
+    assert memory_needed_gib(half) == memory_needed_gib(LOCAL)
 
 
 @pytest.mark.parametrize(

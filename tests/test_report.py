@@ -247,3 +247,16 @@ def test_a_title_is_escaped() -> None:
 def test_a_run_without_a_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere: no such run folder"):
         report_run(RunFolder(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_a_run_is_bad_input_and_starts_no_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.report.papermill.execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
+    with pytest.raises(BadInput, match=r"not a run folder, it has no recipe\.yaml"):
+        report_run(RunFolder(tmp_path))
+
+
+def test_a_folder_in_the_place_of_the_page_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is a folder; name the HTML file"):
+        render_notebook(Path(__file__).parents[1] / "notebooks" / "01_launch.ipynb", {}, tmp_path)

@@ -64,6 +64,25 @@ def test_a_run_is_read_from_its_folder_and_else_from_trackio(
     assert len(read_run(folder)[0].frame) == 3
 
 
+def test_a_run_that_goes_on_is_not_read_from_what_its_interruption_saved(folder: RunFolder) -> None:
+    log(2)
+    keep_metrics(RECIPE, folder)
+    log(5)
+    folder.state.write_text(json.dumps({"status": "running"}))
+    assert len(read_run(folder)[0].frame) == 5
+    folder.state.write_text(json.dumps({"status": "failed"}))
+    assert len(read_run(folder)[0].frame) == 2
+
+
+def test_a_run_in_a_space_is_read_from_there(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    log(3)
+    elsewhere = folder.path.parent / "space"
+    (folder.path.parent / "trackio").rename(elsewhere)
+    recipe = RECIPE.with_overrides([f"tracking.space_id={elsewhere}"])
+    folder.recipe.write_text(recipe.to_yaml())
+    assert len(read_run(folder)[0].frame) == 3
+
+
 def test_a_folder_without_a_recipe_is_not_a_runs(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"not a run folder, it has no recipe\.yaml"):
         read_run(RunFolder(tmp_path))

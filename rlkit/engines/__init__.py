@@ -1,8 +1,9 @@
 """Where the jobs of a recipe execute.
 
-base.py     what an engine is: Event, Outcome      local.py   processes on this machine
-jobs.py     one process with its log               guard.py   ends the jobs when the engine is killed
-lock.py     one engine per run folder, and how its run ended
+base.py    what an engine is: Event, Outcome        local.py         processes on this machine
+jobs.py    one process with its log                 guard.py         ends the jobs when the engine is killed
+lock.py    one engine per run folder, and its end   checkpoint.py    what a run in a folder resumes from
+memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 receivers.py  beside the replicas of a local run that pushes its adapters
 """
 

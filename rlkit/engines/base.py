@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 
 
@@ -23,20 +22,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the folder, and the last step that was logged."""
+    """How a run ended: the folder, the last step that was logged, and what the jobs took."""
 
     folder: RunFolder
     steps: int
     seconds: float
+    peak_memory_gib: float | None = None
 
 
 OnEvent = Callable[[Event], None]
-
-
-class Engine(Protocol):
-    """`launch(recipe, folder, on_event)`: run to the end, or raise RlkitError with nothing left running.
-
-    The same folder again resumes from its last checkpoint; a folder in use, or of another recipe, is refused.
-    """
-
-    def __call__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome: ...

@@ -24,12 +24,13 @@ class Guard:
     """The engine's side: a context manager around the guard process."""
 
     def __enter__(self) -> Guard:
+        # As a file, since it needs the standard library alone: `-m rlkit...` would depend on the working directory (an
+        # editable install is found through site, not through a path) and import half of rlkit first.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "rlkit.engines.guard"],
+            [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal must not reach it
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         return self
 

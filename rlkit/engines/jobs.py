@@ -64,13 +64,17 @@ class Job:
             return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
         return ""
 
-    def stop(self, grace_s: float) -> None:
-        """End the process and its children: SIGTERM, and SIGKILL after `grace_s` seconds."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the process and its children; `stop` then waits for them."""
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
+
+    def stop(self, grace_s: float) -> None:
+        """End the process and its children: SIGTERM, and SIGKILL after `grace_s` seconds."""
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
         # The leader may be gone while its children live on: a killed trainer leaves its rollout worker.
         if self.exit_code is None or group_alive(self.pid):
             end_group(self.pid, grace_s=0 if self.exit_code is None else 2 * POLL_S)

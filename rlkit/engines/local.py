@@ -27,16 +27,16 @@ import httpx
 
 from rlkit import machine
 from rlkit.engines.base import Event, OnEvent, Outcome
-from rlkit.engines.checkpoint import checkpoint_step, newest_checkpoint
+from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
-from rlkit.engines.lock import RunLock, read_state
+from rlkit.engines.lock import RunLock
+from rlkit.engines.memory import PeakMemory
 from rlkit.engines.receivers import Receivers
-from rlkit.errors import BadInput, RlkitError, RunFailed
-from rlkit.recipe import Recipe, load_recipe, recipe_diff
+from rlkit.errors import RunFailed
+from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
-from rlkit.serving.replica import healthy, vllm_command, vllm_environment, wait_until_ready
-from rlkit.tracking import list_runs
+from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 
@@ -47,7 +47,11 @@ PROXY_TIMEOUT_S = 60.0
 # An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an
 # end.
 HEALTH_EVERY_S = 2.0
+# A look reads a kernel file for each of about ten processes, a few milliseconds.
+MEMORY_EVERY_S = 2.0
 UNHEALTHY_AFTER = 3
+# More lines than the toy model's log will have.
+TAIL_WHOLE = 1000
 # The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
 STOP_GRACE_S = 10.0
 
@@ -56,50 +60,25 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
     """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`."""
     started = time.monotonic()
     with RunLock(folder) as lock, _sigterm_as_exit():
-        checkpoint = _prepare(recipe, folder)
+        checkpoint = claim_folder(recipe, folder)
         lock.note("running")
+        run = _LocalRun(recipe, folder, on_event)
         try:
-            steps = _LocalRun(recipe, folder, on_event).execute(checkpoint)
+            steps = run.execute(checkpoint)
         except (KeyboardInterrupt, SystemExit):
             lock.note("stopped")
             raise
         except BaseException as error:
             lock.note("failed", error=str(error))
             raise
-        lock.note("finished", steps=steps)
-    return Outcome(folder, steps, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        lock.note("finished", steps=steps, seconds=round(seconds, 1), peak_memory_gib=run.memory.gib)
+    return Outcome(folder, steps, seconds, run.memory.gib)
 
 
 def cache_folder() -> Path:
     """Where built models are kept between runs: `RLKIT_CACHE`, else `~/.cache/rlkit`."""
     return Path(os.environ.get("RLKIT_CACHE") or Path.home() / ".cache" / "rlkit")
-
-
-def _prepare(recipe: Recipe, folder: RunFolder) -> Path | None:
-    """Refuse a folder of another recipe or a finished run; write the recipe; return the checkpoint to resume from."""
-    checkpoint = newest_checkpoint(folder.shared)
-    if folder.recipe.exists():
-        changes = recipe_diff(load_recipe(folder.recipe), recipe)
-        # More steps continue a run; any other change makes it another run.
-        others = [f"{name}: {old} -> {new}" for name, old, new in changes if name != "train.steps"]
-        if others:
-            raise BadInput(f"{folder.path} holds a run of another recipe ({'; '.join(others)}); choose another --name")
-        finished = read_state(folder).get("status") == "finished"
-        if finished and (checkpoint is None or checkpoint_step(checkpoint) >= recipe.train.steps):
-            raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
-    if checkpoint is None and not folder.steps.exists():
-        _refuse_a_taken_name(recipe, folder)
-    folder.recipe.write_text(recipe.to_yaml())
-    return checkpoint
-
-
-def _refuse_a_taken_name(recipe: Recipe, folder: RunFolder) -> None:
-    """A fresh run under a name that trackio knows would be appended to the old one: two runs read as one."""
-    with contextlib.suppress(BadInput):  # no such project yet
-        if folder.name not in set(list_runs(recipe.tracking.project, recipe.tracking.space_id)["name"]):
-            return
-        project = recipe.tracking.project
-        raise RlkitError(f"trackio's project {project!r} already has a run {folder.name!r}; choose another --name")
 
 
 class _LocalRun:
@@ -112,33 +91,51 @@ class _LocalRun:
         self._last_step = 0
         self._unhealthy: Job | None = None
         self._stopping = threading.Event()
+        self.memory = PeakMemory()
 
     def execute(self, checkpoint: Path | None) -> int:
         with Guard() as guard:
             self._guard = guard
+            threading.Thread(target=self._watch_memory, daemon=True).start()
             try:
                 model = self._model()
                 self._start_replicas(model)
                 receivers = self._start_receivers()
                 server_url = self._start_proxy(receivers)
                 self._train(model, server_url, checkpoint)
+                self._phase("stopping the jobs")
+            except BaseException:
+                # Not a phase: the one that broke was not completed.
+                self._on_event(Event("log", text="stopping the jobs"))
+                raise
             finally:
                 self._stop_all()
         return self._last_step
 
     def _model(self) -> str:
-        if self._recipe.model.name != MODEL_NAME:
-            return self._recipe.model.name
+        name = self._recipe.model.name
+        if name != MODEL_NAME:
+            return str(Path(name).expanduser()) if name.startswith("~") else name
         # Imported here: it reads the model's source to name the cache, nothing heavy.
         from rlkit.training.toy_model import cached_model
 
         seed = self._recipe.train.seed
         out = cached_model(cache_folder(), seed)
         if not out.exists():
-            self._phase("building the toy model (about a minute, once)")
+            self._phase("building the toy model (about two minutes, once)")
             command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
             job = self._start("model", command, {})
-            self._until(lambda: job.exit_code is not None, READY_TIMEOUT_S, "building the toy model", expected_end=job)
+            told = 0
+
+            def ended() -> bool:
+                nonlocal told
+                lines = job.tail(TAIL_WHOLE).splitlines()
+                for line in lines[told:]:
+                    self._on_event(Event("log", text=line))
+                told = len(lines)
+                return job.exit_code is not None
+
+            self._until(ended, READY_TIMEOUT_S, "building the toy model", expected_end=job)
             if job.exit_code != 0:
                 self._fail(job)
             self._jobs.remove(job)
@@ -201,7 +198,7 @@ class _LocalRun:
             lambda: port_file.exists() and port_file.read_text().strip() != "", PROXY_TIMEOUT_S, "the proxy's port"
         )
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, mounts=DIRECT) as client:
             self._until(lambda: healthy(client), PROXY_TIMEOUT_S, "the proxy's /health")
         return url
 
@@ -226,13 +223,19 @@ class _LocalRun:
     def _watch_health(self) -> None:
         failures = dict.fromkeys([job.name for job, _ in self._replicas], 0)
         with contextlib.ExitStack() as stack:
-            clients = {job: stack.enter_context(httpx.Client(base_url=url)) for job, url in self._replicas}
+            clients = {
+                job: stack.enter_context(httpx.Client(base_url=url, mounts=DIRECT)) for job, url in self._replicas
+            }
             while not self._stopping.wait(HEALTH_EVERY_S):
                 for job, client in clients.items():
                     failures[job.name] = 0 if healthy(client) else failures[job.name] + 1
                     if failures[job.name] >= UNHEALTHY_AFTER:
                         self._unhealthy = job
                         return
+
+    def _watch_memory(self) -> None:
+        while not self._stopping.wait(MEMORY_EVERY_S):
+            self.memory.look([job.pid for job in self._jobs])
 
     def _until(
         self, done: Callable[[], bool], timeout_s: float | None, what: str, expected_end: Job | None = None
@@ -255,14 +258,18 @@ class _LocalRun:
         raise RunFailed(f"{job.name} {job.how_it_ended()}; its last log lines ({job.log}):\n{job.tail()}")
 
     def _start(self, name: str, command: list[str], environment: dict[str, str]) -> Job:
-        job = Job(name, command, environment, self._folder.logs / f"{name}.log", self._guard)
+        job = Job(name, command, _direct() | environment, self._folder.logs / f"{name}.log", self._guard)
         self._jobs.append(job)
         return job
 
     def _stop_all(self) -> None:
         self._stopping.set()
-        self._phase("stopping the jobs")
         # Last started, first stopped: the proxy takes its last reading of the replicas while they live.
+        # All replicas at once after that: each may need its whole grace.
+        while len(self._jobs) > len(self._replicas):
+            self._jobs.pop().stop(STOP_GRACE_S)
+        for job in self._jobs:
+            job.ask_to_stop()
         while self._jobs:
             self._jobs.pop().stop(STOP_GRACE_S)
         shutil.rmtree(self._pushed, ignore_errors=True)
@@ -299,10 +306,17 @@ def _free_ports(count: int) -> list[int]:
         return [held.getsockname()[1] for held in sockets]
 
 
+def _direct() -> dict[str, str]:
+    """Keep a proxy that the environment names out of the talk between the jobs; TRL's client would ask it."""
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = excepted if excepted.strip() == "*" else ",".join(filter(None, [excepted, "127.0.0.1"]))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
 def _offline(recipe: Recipe) -> dict[str, str]:
     """Keep the Hub out of a run that has everything here: without a network, each look-up costs retries."""
-    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).is_dir()
-    data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).is_file()
+    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).expanduser().is_dir()
+    data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).expanduser().is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Mapping
 
 import httpx
 
@@ -18,6 +19,9 @@ from rlkit.recipe import Recipe
 # request), so readiness is one real completion. Its timeout covers a first request that compiles kernels.
 FIRST_COMPLETION_TIMEOUT_S = 120.0
 HEALTH_TIMEOUT_S = 5.0
+# httpx's `mounts` for a client of these servers: a proxy that the environment names (HTTP_PROXY) does not lead to this
+# machine's own ports.
+DIRECT: Mapping[str, None] = {"all://127.0.0.1": None}
 
 
 def vllm_command(recipe: Recipe, model: str, port: int, host: str = "127.0.0.1", on_cpu: bool = False) -> list[str]:
@@ -78,7 +82,7 @@ def wait_until_ready(url: str, cancelled: threading.Event, poll_s: float = 0.5) 
     Waits without end otherwise: the caller bounds it and watches the process. Raises RunFailed with the server's own
     words when it is healthy but cannot complete.
     """
-    with httpx.Client(base_url=url, timeout=FIRST_COMPLETION_TIMEOUT_S) as client:
+    with httpx.Client(base_url=url, timeout=FIRST_COMPLETION_TIMEOUT_S, mounts=DIRECT) as client:
         while not healthy(client):
             if cancelled.wait(poll_s):
                 return False

@@ -40,9 +40,9 @@ def _read_table(section: DataSection) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    path = Path(section.name)
+    path = Path(section.name).expanduser()
     try:
-        if path.suffix in {".json", ".jsonl"}:
+        if path.is_file() or path.suffix in {".json", ".jsonl"}:
             if not path.is_file():
                 raise BadInput(f"data.name: {path} does not exist")
             return load_dataset("json", data_files=str(path), split="train")

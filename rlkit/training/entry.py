@@ -1,7 +1,7 @@
 """What runs in the trainer job: AsyncGRPOTrainer, built from a recipe.
 
 `python -m rlkit.training.entry --folder RUN --model PATH --server-url URL [--resume-from CHECKPOINT]`, on a GPU through
-`accelerate launch` (see `rlkit.engines.base.trainer_command`). It reads `recipe.yaml` in the run folder, and leaves
+`accelerate launch` (see `rlkit.training.launch.trainer_command`). It reads `recipe.yaml` in the run folder, and leaves
 checkpoints, steps.jsonl, the final adapter and a trackio run behind.
 """
 
@@ -57,7 +57,8 @@ def main() -> None:
     held_out = held_out[:EVALUATED_PROMPTS]
     trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
     trainer.save_model(str(folder.adapter))
-    if held_out and trainer.accelerator.is_main_process:
+    # With merged weights there is no policy name to ask for, only the base model's, which is then the trained one.
+    if held_out and trainer._lora_sync and trainer.accelerator.is_main_process:
         policy = f"{trainer._lora_name}-v{trainer.model_version}"
         accuracy = {
             name: greedy_accuracy(arguments.server_url, model, trainer.processing_class, held_out, recipe)
@@ -72,9 +73,11 @@ def build_trainer(recipe: Recipe, folder: RunFolder, model: str, server_url: str
 
     Raises RlkitError with TRL's own reason when the adapter would be merged into full weights at every sync.
     """
-    if recipe.train.processes > 1:
-        model = _untied(recipe, folder, model)
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=recipe.model.trust_remote_code)
+    options = {"revision": recipe.model.revision, "trust_remote_code": recipe.model.trust_remote_code}
+    if recipe.train.processes > 1 and is_tied(model, **options):
+        with PartialState().main_process_first():
+            model = str(untied_copy(model, folder.shared / "untied-model", **options))
+    tokenizer = AutoTokenizer.from_pretrained(model, **options)
     if recipe.model.chat_template == "chatml":
         tokenizer.response_template = CHATML_RESPONSE
     reasons = _CollectWarnings()
@@ -105,14 +108,6 @@ CHATML_RESPONSE = {
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}},
 }
-
-
-def _untied(recipe: Recipe, folder: RunFolder, model: str) -> str:
-    options = {"revision": recipe.model.revision, "trust_remote_code": recipe.model.trust_remote_code}
-    if not is_tied(model, **options):
-        return model
-    with PartialState().main_process_first():
-        return str(untied_copy(model, folder.shared / "untied-model", **options))
 
 
 def training_arguments(recipe: Recipe, folder: RunFolder, server_url: str) -> AsyncGRPOConfig:

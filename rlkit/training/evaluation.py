@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from rlkit.recipe import Recipe
+from rlkit.serving.replica import DIRECT
 from rlkit.training.rewards import load_reward
 
 TIMEOUT_S = 300.0
@@ -26,7 +27,10 @@ def greedy_accuracy(server_url: str, model: str, tokenizer: Any, rows: list[dict
         return dict(response.json()["choices"][0])
 
     # One request a prompt, as rollouts are: the proxy's counters then still agree with the servers' own.
-    with httpx.Client(base_url=server_url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        httpx.Client(base_url=server_url, timeout=TIMEOUT_S, mounts=DIRECT) as client,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         choices = list(pool.map(complete, rows))
     reward = load_reward(recipe.reward, limit)
     scores = reward(

@@ -66,12 +66,11 @@ def last_boxed(text: str) -> str | None:
     """The content of the last complete `\\boxed{...}`, braces balanced, or None."""
     for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
         depth = 1
-        for position in range(start, len(text)):
-            if text[position - 1] == "\\":
-                continue
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
+        # An escaped character is no brace, and the second of two backslashes escapes nothing.
+        for match in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+            depth += {"{": 1, "}": -1}.get(match[0], 0)
             if depth == 0:
-                return text[start:position]
+                return text[start : start + match.start()]
     return None
 
 

@@ -18,7 +18,7 @@ from rlkit.recipe import RoutingSection
 from rlkit.serving.prompt_blocks import routing_key
 from rlkit.serving.router import INDEX_CAPACITY
 
-sys.path.append(str(Path(__file__).parents[1] / "serving"))
+sys.path.append(str(Path(__file__).parents[1]))
 from reference_router import ReferenceRouter
 
 BLOCK_SIZE = 16

@@ -43,7 +43,8 @@ def measure(machine: Machine, subject: Subject, size: int, connections: int, req
     """One measurement: CPU seconds per 1,000 requests, and how the requests went."""
     machine.answer_with(size, gate=0)
     with machine.running(subject) as proxy:
-        return load(proxy.url, connections, requests, proxy)
+        measured: dict[str, Any] = load(proxy.url, connections, requests, proxy)
+        return measured
 
 
 def table(machine: Machine, subjects: Sequence[Subject], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 
@@ -45,9 +46,10 @@ def test_end_group_ends_a_child_that_ignores_sigterm() -> None:
     assert gone(child)
 
 
-def test_a_killed_engine_leaves_nothing() -> None:
+def test_a_killed_engine_leaves_nothing_wherever_it_was_started(tmp_path: Path) -> None:
+    # As a notebook's kernel or a user in another folder does: nothing of rlkit is in the working directory.
     engine = subprocess.Popen(
-        [sys.executable, "-c", ENGINE.format(family=STUBBORN_FAMILY)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ENGINE.format(family=STUBBORN_FAMILY)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     )
     assert engine.stdout is not None
     with engine.stdout:

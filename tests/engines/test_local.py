@@ -21,6 +21,7 @@ from rlkit.engines.lock import read_state
 from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
+from rlkit.tracking import write_run
 from rlkit.training.toy_model import cached_model
 
 LOCAL = Path(__file__).parents[2] / "runs" / "local.yaml"
@@ -142,11 +143,26 @@ def test_adapters_are_pushed_to_receivers_beside_the_replicas(
     assert not (folder.path / ".pushed").exists()
 
 
+def test_a_proxy_in_the_environment_is_not_asked_for_this_machines_ports(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", "intranet")
+    trainer("import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])" + FINISHES)
+    launch(recipe, folder)
+    assert (folder.logs / "trainer.log").read_text() == "intranet,127.0.0.1 intranet,127.0.0.1\n"
+
+
 def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]) -> None:
     trainer(CRASHES)
+    recorder = Recorder()
     with pytest.raises(RunFailed, match="trainer exited with code 1") as error:
-        launch(recipe, folder)
+        launch(recipe, folder, recorder)
     assert "about to fail\nno more memory" in str(error.value)
+    # The phase that broke is not over when the jobs are stopped: a bar would be shown as full.
+    assert [event.text for event in recorder.events if event.kind == "phase"][-1] == "training"
+    assert recorder.events[-1] == Event("log", text="stopping the jobs")
     assert read_state(folder)["status"] == "failed"
     assert living_jobs() == []
 
@@ -170,9 +186,9 @@ def test_a_replica_that_turns_unhealthy_ends_the_run(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer(WAITS)
-    monkeypatch.setattr(local, "HEALTH_EVERY_S", 0.05)
-    monkeypatch.setattr(local, "healthy", lambda client: training.is_set() is False)
     training = threading.Event()
+    monkeypatch.setattr(local, "HEALTH_EVERY_S", 0.05)
+    monkeypatch.setattr(local, "healthy", lambda client: not training.is_set())
     with pytest.raises(RunFailed, match="no longer answers /health"):
         launch(recipe, folder, Recorder(training.set))
     assert living_jobs() == []
@@ -183,8 +199,13 @@ def test_a_signal_stops_everything(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], number: signal.Signals
 ) -> None:
     trainer(WAITS)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        launch(recipe, folder, Recorder(lambda: os.kill(os.getpid(), number)))
+    # A shell starts what it runs in the background with SIGINT ignored, and Python then leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            launch(recipe, folder, Recorder(lambda: os.kill(os.getpid(), number)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert read_state(folder)["status"] == "stopped"
     assert living_jobs() == []
 
@@ -199,13 +220,20 @@ def test_a_replica_that_cannot_start_is_told_at_once(
     assert living_jobs() == []
 
 
+def test_a_name_that_trackio_knows_is_refused_for_a_fresh_run(recipe: Recipe, folder: RunFolder) -> None:
+    write_run(recipe.tracking.project, folder.name, [{"global_step": 1.0, "reward": 0.5}])
+    with pytest.raises(BadInput, match="already has a run 'run'; choose another --name"):
+        launch(recipe, folder)
+    assert not folder.recipe.exists()
+
+
 def test_another_recipe_in_the_same_folder_is_refused(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]
 ) -> None:
     trainer(CRASHES)
     with pytest.raises(RunFailed):
         launch(recipe, folder)
-    with pytest.raises(BadInput, match=r"another recipe \(train\.learning_rate: 0\.01 -> 0\.5\)"):
+    with pytest.raises(BadInput, match=r"another recipe \(train\.learning_rate: [\d.]+ -> 0\.5\)"):
         launch(recipe.with_overrides(["train.learning_rate=0.5"]), folder)
 
 
@@ -220,11 +248,11 @@ def test_the_same_folder_resumes_from_its_checkpoint(
     (checkpoint / "trainer_state.json").write_text("{}")
     trainer(FINISHES)
     seen: list[object] = []
-    command = local.trainer_command
+    command: Callable[..., list[str]] = vars(local)["trainer_command"]
 
     def remember(*arguments: object) -> list[str]:
         seen.append(arguments[-1])
-        return command(*arguments)  # type: ignore[arg-type]
+        return command(*arguments)
 
     monkeypatch.setattr(local, "trainer_command", remember)
     recorder = Recorder()
@@ -237,3 +265,11 @@ def test_an_engine_that_cannot_run_says_so(recipe: Recipe, folder: RunFolder) ->
     with pytest.raises(BadInput, match="engine: 'hf' cannot run yet"):
         launch(recipe.with_overrides(["engine=hf"]), folder)
     assert not folder.path.exists()
+
+
+def test_a_model_in_the_home_folder_is_named_in_full(
+    recipe: Recipe, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = recipe.with_overrides(["model.name=~/model"])
+    assert local._LocalRun(at_home, folder, print)._model() == str(tmp_path / "model")

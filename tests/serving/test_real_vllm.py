@@ -417,7 +417,9 @@ async def test_a_trainer_that_starts_over_is_served_its_own_weights(
 
         # The trainer dies in the middle of a sync, with requests on their way; its successor begins again at v1.
         await bench.post("/pause?mode=keep")
-        stuck = [bench.session.post(f"{bench.proxy.url}/v1/completions", json=TRL | {"model": POLICY, "max_tokens": 20})]
+        stuck = [
+            bench.session.post(f"{bench.proxy.url}/v1/completions", json=TRL | {"model": POLICY, "max_tokens": 20})
+        ]
         import asyncio
 
         hanging = asyncio.gather(*stuck)

@@ -31,6 +31,13 @@ def test_a_file_with_plain_prompts(tmp_path: Path) -> None:
     assert held_out == []
 
 
+def test_a_file_in_the_home_folder_whatever_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "prompts.txt", {"problem": "1+1?", "answer": 2})
+    rows, _ = load_rows(DataSection(name="~/prompts.txt"))
+    assert rows["answer"] == ["2"]
+
+
 def test_a_file_with_conversations(tmp_path: Path) -> None:
     name = write(tmp_path / "p.jsonl", {"chat": [{"role": "user", "content": "hi"}], "gold": "x"})
     rows, _ = load_rows(DataSection(name=name, prompt_column="chat", answer_column="gold"))

@@ -8,7 +8,14 @@ import pytest
 
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
-from rlkit.training.entry import CHATML_RESPONSE, RunRecord, installed_versions, lora_config, training_arguments
+from rlkit.training.entry import (
+    CHATML_RESPONSE,
+    RunRecord,
+    build_trainer,
+    installed_versions,
+    lora_config,
+    training_arguments,
+)
 from rlkit.training.toy_model import build_tokenizer
 
 LOCAL = Path(__file__).parents[2] / "runs" / "local.yaml"
@@ -69,3 +76,19 @@ def test_the_chatml_response_template_reads_a_turn(ending: str) -> None:
     prefix = tokenizer.apply_chat_template([{"role": "user", "content": "1+1"}], add_generation_prompt=True)
     parsed = tokenizer.parse_response(turn, prefix=list(prefix["input_ids"]))
     assert parsed == {"role": "assistant", "content": "ones 7+5=12 \\boxed{82}"}
+
+
+def test_a_pinned_revision_is_the_tokenizers_too(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def from_pretrained(model: str, **options: object) -> None:
+        asked.update(options)
+        raise FileNotFoundError(model)
+
+    monkeypatch.setattr("rlkit.training.entry.AutoTokenizer.from_pretrained", from_pretrained)
+    pinned = recipe.with_overrides(["model.name=some/model", "model.revision=abc"])
+    with pytest.raises(FileNotFoundError):
+        build_trainer(pinned, RunFolder(tmp_path), "some/model", "http://127.0.0.1:1", None)
+    assert asked == {"revision": "abc", "trust_remote_code": False}

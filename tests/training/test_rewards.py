@@ -19,6 +19,8 @@ from rlkit.training.rewards import boxed_math, last_boxed, load_reward, same_ans
         (r"\boxed{3} and an unfinished \boxed{4", "3"),
         (r"\boxed {7}", "7"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{1 \\} and \boxed{\\{x}}", r"\\{x}"),
+        (r"\boxed{1 \\}", r"1 \\"),
         (r"\boxed{}", ""),
         ("no box", None),
         ("", None),
