@@ -5,6 +5,7 @@ Minutes of work: three vLLM servers of a toy model are started once for the whol
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -157,8 +158,6 @@ class Side:
 @pytest.fixture
 async def sides(servers: Servers, tmp_path: Path) -> Any:
     """The emulated server and the real one, with the same adapters on disk."""
-    import asyncio
-
     folder = tmp_path / "adapters"
     shutil.copytree(servers.old, folder / "good")
     write_adapter(Path(servers.model), folder / "rank-16", 3, rank=16)
@@ -169,12 +168,16 @@ async def sides(servers: Servers, tmp_path: Path) -> Any:
         whole = (folder / name / file).read_bytes()
         (folder / name / file).write_bytes(whole[: len(whole) // 2])
     (folder / "empty").mkdir()
-    engine = lambda: EmulatedEngine(model=servers.model, max_model_len=128, block_size=32)  # noqa: E731
-    async with EmulatedReplica(engine=engine) as replica:
+    async with EmulatedReplica(
+        engine=lambda: EmulatedEngine(servers.model, max_model_len=128, block_size=32)
+    ) as replica:
         both = [Side(url, servers.model, folder) for url in (replica.url, servers.urls[0])]
-        yield lambda method, path, body=None: asyncio.gather(
-            *(asyncio.to_thread(lambda side=side: (side, side.ask(method, path, body))) for side in both)
-        )
+
+        async def ask(method: str, path: str, body: Any = None) -> list[tuple[Side, Answer]]:
+            answers = await asyncio.gather(*(asyncio.to_thread(side.ask, method, path, body) for side in both))
+            return list(zip(both, answers, strict=True))
+
+        yield ask
         for side in both:
             side.close()
 
@@ -216,7 +219,7 @@ async def test_loads_and_unloads_are_answered_alike(sides: Any) -> None:
 
 async def test_models_are_listed_alike(sides: Any) -> None:
     await sides(*load("a", "{folder}/good"))
-    (emulated, its), (real, theirs) = await sides("GET", "/v1/models")
+    (_, its), (_, theirs) = await sides("GET", "/v1/models")
     found, wanted = its.json["data"], theirs.json["data"]
     for mine, other in zip(found, wanted, strict=True):
         assert shape(mine) == shape(other | {"permission": []})
@@ -417,16 +420,12 @@ async def test_a_trainer_that_starts_over_is_served_its_own_weights(
 
         # The trainer dies in the middle of a sync, with requests on their way; its successor begins again at v1.
         await bench.post("/pause?mode=keep")
-        stuck = [
-            bench.session.post(f"{bench.proxy.url}/v1/completions", json=TRL | {"model": POLICY, "max_tokens": 20})
-        ]
-        import asyncio
-
-        hanging = asyncio.gather(*stuck)
+        body = TRL | {"model": POLICY, "max_tokens": 20}
+        hanging = asyncio.create_task(bench.session.post(f"{bench.proxy.url}/v1/completions", json=body))
         await eventually(lambda: sum(bench.proxy.router.in_flight) == 1)
         shutil.copytree(servers.new, path, dirs_exist_ok=True)
         await sync(bench, path)
-        (response,) = await hanging
+        response = await hanging
         assert (response.status, "being replaced" in await response.text()) == (503, True)
         response.release()
 
