@@ -199,7 +199,9 @@ class EmulatedReplica:
         except LoadRefused as refused:
             return _error(refused.status, refused.kind, refused.message)
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def _pause(self, request: web.Request) -> web.StreamResponse:
+        if self._drops_control():
+            return self._die(request, web.Response(status=500))
         if request.query.get("mode", "abort") not in ("abort", "wait", "keep"):
             return _error(400, "Bad Request", "1 validation error")
         self._resumed.clear()
@@ -207,9 +209,16 @@ class EmulatedReplica:
             self.engine.preempt(self.in_flight)
         return web.json_response({"status": "paused"})
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        if self._drops_control():
+            return self._die(request, web.Response(status=500))
         self._resumed.set()
         return web.json_response({"status": "resumed"})
+
+    def _drops_control(self) -> bool:
+        drops = self.faults.dropped_controls > 0
+        self.faults.dropped_controls -= drops
+        return drops
 
     async def _is_paused(self, request: web.Request) -> web.Response:
         return web.json_response({"is_paused": self.is_paused})

@@ -247,9 +247,12 @@ async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_request
     replicas: Replicas, adapter: Write
 ) -> None:
     path = adapter(POLICY)
+    for _ in range(3):  # somebody else's, before the proxy
+        replicas[0].engine.sample("emulated", PROMPT, 4, 1)
     async with proxied(replicas[:1]) as bench:
         await bench.load(path)
         expected = (await bench.complete(POLICY))[1]["choices"]
+        assert (await bench.get("/proxy/stats"))[1]["per_replica"][0]["vllm"]["request_success_total"] == 4
         await replicas[0].stop()
         await eventually(lambda: not bench.proxy.registry.serves(0))
         await replicas[0].restart()
@@ -257,6 +260,8 @@ async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_request
         assert list(replicas[0].engine.adapters) == [POLICY]
         status, answer = await bench.complete(POLICY)
         assert (status, answer["choices"]) == (200, expected)
+        (counted,) = (await bench.get("/proxy/stats"))[1]["per_replica"]
+        assert (counted["vllm"]["request_success_total"], counted["vllm_before"]["request_success_total"]) == (1, 0)
 
 
 async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replicas, adapter: Write) -> None:
