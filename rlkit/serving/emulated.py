@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from rlkit.serving.emulated_answers import CompletionAnswer, error_body, model_card, token_ids
+from rlkit.serving.emulated_answers import (
+    CompletionAnswer,
+    compact,
+    error_body,
+    json_answer,
+    missing_fields,
+    model_card,
+    token_ids,
+)
 from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
 from rlkit.serving.emulated_faults import Faults
 
@@ -150,11 +158,11 @@ class EmulatedReplica:
         await self._thawed.wait()
         wanted = f"Bearer {self._api_key}"
         if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
-            return web.json_response({"error": "Unauthorized"}, status=401)
+            return json_answer({"error": "Unauthorized"}, status=401)
         try:
             return await handler(request)
         except web.HTTPNotFound:
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return json_answer({"detail": "Not Found"}, status=404)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.faults.unhealthy else 200)
@@ -168,7 +176,7 @@ class EmulatedReplica:
         engine = self.engine
         cards = [model_card(engine.model, engine.model, None, engine.max_model_len)]
         cards += [model_card(adapter.name, adapter.path, engine.model, None) for adapter in engine.adapters.values()]
-        return web.json_response({"object": "list", "data": cards})
+        return json_answer({"object": "list", "data": cards})
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -180,6 +188,8 @@ class EmulatedReplica:
                     await asyncio.Event().wait()
                 case (int(status), str(text)):
                     return web.Response(status=status, text=text, content_type="application/json")
+        if refusal := _incomplete(body, "lora_name", "lora_path"):
+            return refusal
         return self._text_or_error(
             lambda: self.engine.load(
                 body["lora_name"],
@@ -191,6 +201,8 @@ class EmulatedReplica:
 
     async def _unload(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if refusal := _incomplete(body, "lora_name"):
+            return refusal
         return self._text_or_error(lambda: self.engine.unload(body["lora_name"]))
 
     def _text_or_error(self, action: Callable[[], str]) -> web.Response:
@@ -207,13 +219,13 @@ class EmulatedReplica:
         self._resumed.clear()
         if request.query.get("clear_cache", "true").lower() in ("true", "1"):
             self.engine.preempt(self.in_flight)
-        return web.json_response({"status": "paused"})
+        return json_answer({"status": "paused"})
 
     async def _resume(self, request: web.Request) -> web.StreamResponse:
         if self._drops_control():
             return self._die(request, web.Response(status=500))
         self._resumed.set()
-        return web.json_response({"status": "resumed"})
+        return json_answer({"status": "resumed"})
 
     def _drops_control(self) -> bool:
         drops = self.faults.dropped_controls > 0
@@ -221,13 +233,13 @@ class EmulatedReplica:
         return drops
 
     async def _is_paused(self, request: web.Request) -> web.Response:
-        return web.json_response({"is_paused": self.is_paused})
+        return json_answer({"is_paused": self.is_paused})
 
     async def _reset(self, request: web.Request) -> web.Response:
         if self.in_flight and request.query.get("reset_running_requests", "false").lower() != "true":
-            return web.json_response({"success": False})
+            return json_answer({"success": False})
         self.engine.preempt(self.in_flight)
-        return web.json_response({"success": True})
+        return json_answer({"success": True})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         engine = self.engine
@@ -237,7 +249,7 @@ class EmulatedReplica:
             "lora_config": {"max_loras": engine.max_loras, "max_lora_rank": engine.max_lora_rank},
         }
         is_json = request.query.get("config_format", "text") == "json"
-        return web.json_response({"vllm_config": config if is_json else str(config), "vllm_env": {}, "system_env": {}})
+        return json_answer({"vllm_config": config if is_json else str(config), "vllm_env": {}, "system_env": {}})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -261,6 +273,14 @@ class EmulatedReplica:
         adapter = self.engine.bound(model)
         if adapter is None:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        limit = self.engine.max_model_len
+        asked = body.get("max_tokens") or 16
+        for one in prompts:
+            if not one:
+                message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+                return _error(400, "BadRequestError", message, "prompt")
+            if len(one) + asked > limit:
+                return _too_long(limit, asked, len(one))
         self.in_flight += 1
         self.arrived.set()
         try:
@@ -295,7 +315,7 @@ class EmulatedReplica:
 
     async def _respond(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
         await asyncio.sleep(self.faults.token_delay_s * max(len(one.token_ids) for one in answer.sampled))
-        data = json.dumps(answer.whole()).encode()
+        data = compact(answer.whole()).encode()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(data)
         await response.prepare(request)
@@ -310,7 +330,7 @@ class EmulatedReplica:
         await response.prepare(request)
         for chunk in answer.chunks():
             await asyncio.sleep(self.faults.token_delay_s)
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await response.write(f"data: {compact(chunk)}\n\n".encode())
             if dies:
                 return self._die(request, response)
         await response.write(b"data: [DONE]\n\n")
@@ -323,7 +343,24 @@ class EmulatedReplica:
 
 
 def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
-    return web.json_response(error_body(status, kind, message, param), status=status)
+    return json_answer(error_body(status, kind, message, param), status=status)
+
+
+def _incomplete(body: dict[str, Any], *names: str) -> web.Response | None:
+    message = missing_fields(body, *names)
+    if message is None:
+        return None
+    first = next(name for name in names if name not in body)
+    return _error(400, "Bad Request", message, f"body.{first}")
+
+
+def _too_long(limit: int, asked: int, given: int) -> web.Response:
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens and your "
+        f"prompt contains {given} input tokens, for a total of {given + asked} tokens. Please reduce the length of the "
+        f"input prompt or the number of requested output tokens. (parameter=input_tokens, value={given})"
+    )
+    return _error(400, "BadRequestError", message, "input_tokens")
 
 
 async def _serve(replica: EmulatedReplica, port: int) -> None:

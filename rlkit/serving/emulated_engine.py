@@ -103,7 +103,8 @@ class EmulatedEngine:
         if not name or not path:
             raise LoadRefused(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
         if name == self.model:
-            raise LoadRefused(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
+            message = f"The lora adapter '{name}' conflicts with a served base model."
+            raise LoadRefused(400, "InvalidUserInput", _sanitized(message))
         if name in self.adapters and not in_place:
             raise LoadRefused(
                 400,
@@ -117,7 +118,10 @@ class EmulatedEngine:
             message = f"Loading lora {name} failed: No adapter found for {path}"
             raise LoadRefused(404, "NotFoundError", _sanitized(message)) from None
         except (ValueError, SafetensorError) as error:
-            message = f"Call to add_lora method failed: {error}"
+            message = (
+                f"Call to add_lora method failed: Worker failed with error '{error}', please check the stack trace above "
+                "for the root cause"
+            )
             raise LoadRefused(500, "InternalServerError", _sanitized(message)) from None
         self.adapters[name] = Adapter(name, path, weights)
         return f"Success: LoRA adapter '{name}' added successfully."
