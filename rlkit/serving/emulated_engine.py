@@ -119,8 +119,8 @@ class EmulatedEngine:
             raise LoadRefused(404, "NotFoundError", _sanitized(message)) from None
         except (ValueError, SafetensorError) as error:
             message = (
-                f"Call to add_lora method failed: Worker failed with error '{error}', please check the stack trace above "
-                "for the root cause"
+                f"Call to add_lora method failed: Worker failed with error '{error}', please check the stack trace "
+                "above for the root cause"
             )
             raise LoadRefused(500, "InternalServerError", _sanitized(message)) from None
         self.adapters[name] = Adapter(name, path, weights)
