@@ -204,19 +204,39 @@ def proxy(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
     token_env: Annotated[str | None, typer.Option(help="The variable with the token the replicas want.")] = None,
+    incoming_token_env: Annotated[
+        str | None, typer.Option(help="The one with the token to ask clients for; needed beyond this machine.")
+    ] = None,
+    adapter_root: Annotated[
+        Path | None, typer.Option(help="Load adapters from inside it only; needed beyond this machine.")
+    ] = None,
+    receivers: Annotated[
+        list[str] | None,
+        typer.Option("--receiver", metavar="URL", help="Takes pushed adapters beside a replica, in their order."),
+    ] = None,
+    receiver_token_env: Annotated[
+        str | None, typer.Option(help="The variable with the token the receivers want.")
+    ] = None,
     stats_file: Annotated[Path | None, typer.Option(help="Where to write the counters as JSON.")] = None,
 ) -> None:
-    """Serve several vLLM servers as one, with every adapter on each, until stopped."""
+    """Serve several vLLM servers as one, with every adapter on each, until stopped.
+
+    Counters: GET /proxy/stats (JSON) and /metrics (its own and every replica's).
+    """
+    from rlkit.recipe import TransportSection
     from rlkit.serving.proxy import run
     from rlkit.serving.proxy_config import parse_proxy_config
 
     settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
-    settings |= {"token_env": token_env, "stats_file": stats_file}
+    settings |= {"token_env": token_env, "incoming_token_env": incoming_token_env, "adapter_root": adapter_root}
+    settings |= {"receivers": receivers or [], "receiver_token_env": receiver_token_env, "stats_file": stats_file}
     if recipe_file is not None:
         recipe = _load(recipe_file, None, overrides)
         settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
     elif overrides:
         raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")
+    elif receivers:
+        settings["transport"] = TransportSection(kind="push")
     run(parse_proxy_config(settings, "proxy"))
 
 

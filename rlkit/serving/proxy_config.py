@@ -120,5 +120,9 @@ def load_proxy_config(path: Path) -> ProxyConfig:
 
 
 def _in_one_line(error: ValidationError) -> str:
-    problems = [f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()]
-    return "; ".join(problems)
+    return "; ".join(_problem(item["loc"], item["msg"].removeprefix("Value error, ")) for item in error.errors())
+
+
+def _problem(where: tuple[int | str, ...], message: str) -> str:
+    # What concerns several fields names them itself.
+    return f"{'.'.join(map(str, where))}: {message}" if where else message
