@@ -121,6 +121,18 @@ class FluidReplica:
             self._admit()
             self._plan()
 
+    def abort(self, now: float, sequence: Sequence) -> None:
+        """Forget a request that has not ended: its client went away."""
+        self.advance(now)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            reached = sequence.generated + self._iterations - sequence.joined_at
+            self._leave(sequence, sequence.prompt_tokens + reached)
+        if not self.paused and self._next != "schedule":
+            self._admit()
+            self._plan()
+
     def fire(self, now: float) -> list[Sequence]:
         """Do what is due at `next_at`, and return the sequences that ended."""
         self.advance(now)

@@ -91,7 +91,7 @@ def test_a_name_used_again_reuses_the_old_weights_blocks_until_the_cache_is_clea
     stale = engine.sample("v1", PROMPT, 4, seed=1)
     assert stale.token_ids == expected.token_ids
     assert stale.logprobs != expected.logprobs
-    engine.preempt(0)
+    engine.clear_cache()
     assert engine.sample("v1", PROMPT, 4, seed=1) == expected
 
 
@@ -105,10 +105,10 @@ def test_a_request_keeps_the_weights_it_began_with_and_fills_the_cache_with_them
     engine.unload("v1")
     engine.load("v1", adapter("v1", weights=2.0))
     assert engine.sample(running, PROMPT, 4, seed=1) == before
-    engine.preempt(1)
+    engine.clear_cache()
     engine.prefill(running, PROMPT)  # it is computed again
     after = engine.sample("v1", PROMPT, 4, seed=1)
-    engine.preempt(0)
+    engine.clear_cache()
     assert engine.sample("v1", PROMPT, 4, seed=1) != after
     assert engine.bound("nobody") is None
 
