@@ -334,6 +334,12 @@ def test_inflight_limit_is_trls_formula_when_it_is_not_given(given_limit: int, s
     assert parse_recipe(data, "test").inflight_limit == expected
 
 
+@pytest.mark.parametrize(("staleness", "interval", "fresh"), [(4, 1, 400), (4, 3, 1200), (0, 1, 100), (0, 3, 300)])
+def test_fresh_samples_are_those_consumed_before_a_version_expires(staleness: int, interval: int, fresh: int) -> None:
+    data = minimal_data() | {"rollout": {"max_staleness": staleness, "weight_sync_steps": interval}}
+    assert parse_recipe(data, "test").fresh_samples(100) == fresh
+
+
 def test_a_recipe_does_not_change(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, MINIMAL))
     changed = recipe.with_overrides(["train.steps=9"])
