@@ -175,13 +175,8 @@ def _useful_inflight(signals: Signals, recipe: Recipe) -> int:
 
 
 def _samples_in_time(signals: Signals, recipe: Recipe) -> float:
-    """Samples that are trained on before they are too stale, infinite when a step's size is unknown.
-
-    TRL's own formula for max_inflight_tasks -1 (AsyncGRPOTrainer.__init__), which takes every step to sync.
-    """
-    if signals.samples_per_step is None:
-        return math.inf
-    return max(recipe.rollout.max_staleness, 1) * recipe.rollout.weight_sync_steps * signals.samples_per_step
+    """Samples that are trained on before they are too stale, infinite when a step's size is unknown."""
+    return math.inf if signals.samples_per_step is None else recipe.fresh_samples(signals.samples_per_step)
 
 
 def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rlkit import terminal
-from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.cli_errors import OneLineErrors
+from rlkit.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from rlkit.preflight import Finding
@@ -21,30 +23,32 @@ if TYPE_CHECKING:
     from rlkit.run_folder import RunFolder
 
 RUNS = Path("runs/out")
-INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended: 128 + SIGINT
-
-
-class _OneLineErrors(typer.core.TyperGroup):
-    """A mistake is told in one line, without a traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RlkitError as error:
-            terminal.print_error(str(error))
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            terminal.print_error("stopped")
-            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
-    cls=_OneLineErrors,
-    help="Why is this asynchronous GRPO run slow, and what to change.",
+    cls=OneLineErrors,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from rlkit import __version__
+
+        terminal.say(f"rlkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Why is this asynchronous GRPO run slow, and what to change."""
+
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
@@ -82,7 +86,7 @@ def run(
     terminal.say(about, terminal.err)
     try:
         with open_progress(terminal.err) as progress:
-            outcome = launch(recipe, target, progress)
+            outcome = launch(recipe, target, progress, findings)
     except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
@@ -107,8 +111,9 @@ def check(recipe_file: RecipeFile, engine: Engine = None, overrides: Set = None,
     """Say what would go wrong with a recipe on this machine; start nothing."""
     from dataclasses import asdict
 
-    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, engine, overrides)
-    findings = _findings(recipe, RUNS)
+    is_run = recipe_file.is_dir()
+    recipe = _load(recipe_file / "recipe.yaml" if is_run else recipe_file, engine, overrides)
+    findings = _findings(recipe, recipe_file if is_run else _free_folder(recipe))
     if as_json:
         terminal.print_json({"recipe": recipe.name, "findings": [asdict(finding) for finding in findings]})
     elif findings:
@@ -280,12 +285,16 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
         from rlkit.results import logged_names
 
         # Another checkout may have logged runs to the same trackio project.
-        taken = logged_names(recipe)
-        names = itertools.chain([recipe.name], (f"{recipe.name}-{count}" for count in itertools.count(2)))
-        chosen = next(RUNS / free for free in names if free not in taken and not (RUNS / free).exists())
+        chosen = _free_folder(recipe, logged_names(recipe))
     elif resume and not (chosen / "recipe.yaml").exists():
         raise BadInput(f"--resume: {chosen} holds no run")
     return RunFolder(chosen)
+
+
+def _free_folder(recipe: Recipe, taken: Collection[str] = ()) -> Path:
+    """The first folder under runs/out/ for a new run that is not there, and whose name is not taken."""
+    names = itertools.chain([recipe.name], (f"{recipe.name}-{count}" for count in itertools.count(2)))
+    return next(RUNS / free for free in names if free not in taken and not (RUNS / free).exists())
 
 
 def _findings(recipe: Recipe, folder: Path) -> list[Finding]:
@@ -300,13 +309,12 @@ def _stop_at_errors(findings: list[Finding]) -> None:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from rlkit.recipe_layers import parse_yaml
 
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise BadInput(f"-p {text}: expected name=value")
     try:
-        return name, YAML(typ="safe", pure=True).load(value) if value else ""
-    except YAMLError:
+        return name, parse_yaml(value) if value else ""
+    except BadInput:
         raise BadInput(f"-p {text}: {value!r} is not a YAML value") from None

@@ -160,8 +160,9 @@ def _resources() -> list[Line]:
     else:
         text = f"{memory:.1f} GiB available; the local run needs about {needed:.0f}"
         lines.append(Line("memory", "ok" if memory >= needed else "fail", text))
-    text = f"{disk:.1f} GiB free here; an installation takes about 4"
-    lines.append(Line("disk", "ok" if disk >= MIN_INSTALL_DISK_GIB else "note", text))
+    free = "cannot be read" if disk is None else f"{disk:.1f} GiB free"
+    enough = disk is not None and disk >= MIN_INSTALL_DISK_GIB
+    lines.append(Line("disk", "ok" if enough else "note", f"{free} here; an installation takes about 4"))
     text = f"{cores} to use; the local run was tried with 2"
     lines.append(Line("cores", "ok" if cores >= 2 else "note", text))
     return lines
@@ -174,10 +175,9 @@ def _services() -> list[Line]:
     text = browser or "no Chromium: reports are HTML and need none, figures cannot be saved as images"
     lines = [Line("chromium", "ok" if browser else "note", text)]
     folder = machine.trackio_folder()
-    existing = next(parent for parent in [folder, *folder.parents] if parent.exists())
-    writable = os.access(existing, os.W_OK)
-    text = str(folder) if writable else f"{folder} cannot be written; set TRACKIO_DIR to a folder that can"
-    lines.append(Line("trackio folder", "ok" if writable else "fail", text))
+    problem = machine.unwritable(folder)
+    text = f"{problem}; set TRACKIO_DIR to a folder that can be written" if problem else str(folder)
+    lines.append(Line("trackio folder", "fail" if problem else "ok", text))
     token = machine.hugging_face_token()
     text = f"found ({token})" if token else "none: enough for local runs, engine hf and private models need one"
     lines.append(Line("hugging face token", "ok" if token else "note", text))

@@ -16,6 +16,10 @@ class BadInput(RlkitError):
     exit_code = 2
 
 
+class NotLogged(BadInput):
+    """What was asked for is not in trackio, or not yet: no such project, no such run, or a run without a step."""
+
+
 class RunFailed(RlkitError):
     """A run that had started ended before its last step; the message carries the last log lines."""
 

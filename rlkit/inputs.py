@@ -1,4 +1,4 @@
-"""What a recipe names, looked at before anything starts: the model, the prompts, the reward function.
+"""What a run needs, looked at before anything starts: its folder, the model, the prompts, the reward function.
 
 Nothing is downloaded: a Hub id is looked at as far as it is already in the local cache, and otherwise unknown. Each
 `problem` is a clause that follows the field's name in a message.
@@ -17,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rlkit import machine
 from rlkit.errors import BadInput
 from rlkit.recipe import DataSection, ModelSection, Recipe
+from rlkit.run_folder import RunFolder
 from rlkit.training import toy_model, toy_task
 from rlkit.training.rewards import load_reward
 
@@ -53,6 +55,16 @@ def inspect_model(section: ModelSection) -> ModelFacts:
     folder = Path(section.name).expanduser()
     problem = _folder_problem(folder)
     return ModelFacts(problem=problem) if problem else _read_model(folder)
+
+
+def inspect_folder(folder: Path) -> str | None:
+    """Why a run cannot be in `folder`, or None: it must be free or hold a run, and be writable."""
+    problem = machine.unwritable(folder)
+    if problem is None and folder.exists():
+        others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+        if others and not RunFolder(folder).recipe.is_file():
+            return f"{folder} holds other things and no run ({min(others)})"
+    return problem
 
 
 def is_path(name: str) -> bool:

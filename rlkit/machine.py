@@ -100,10 +100,24 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def free_disk_gib(folder: Path) -> float:
-    """Free space where `folder` is, or will be."""
-    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
-    return shutil.disk_usage(existing).free / GIB
+def free_disk_gib(folder: Path) -> float | None:
+    """Free space where `folder` is, or will be; None if it cannot be looked at."""
+    try:
+        existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+        return shutil.disk_usage(existing).free / GIB
+    except OSError:
+        return None
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be put into `folder`, which may not be there yet; None if it can."""
+    try:
+        place = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+    except OSError as error:  # no permission to look, or a name that is too long
+        return f"{folder}: {error.strerror}"
+    if not place.is_dir():
+        return f"{folder} cannot be a folder, {'it' if place == folder.absolute() else place} is a file"
+    return None if os.access(place, os.R_OK | os.W_OK | os.X_OK) else f"{place} cannot be written"
 
 
 def free_ports(wanted: int) -> int:
@@ -128,6 +142,11 @@ def hugging_face_home() -> Path:
 def trackio_folder() -> Path:
     """Where trackio keeps its projects on this machine."""
     return Path(os.environ.get("TRACKIO_DIR") or hugging_face_home() / "trackio")
+
+
+def cache_folder() -> Path:
+    """Where built models are kept between runs: `RLKIT_CACHE`, else `~/.cache/rlkit`."""
+    return Path(os.environ.get("RLKIT_CACHE") or Path.home() / ".cache" / "rlkit")
 
 
 def hugging_face_token() -> str | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rlkit import inputs, machine
+from rlkit import engines, inputs, machine
 from rlkit.recipe import Recipe
+from rlkit.training.toy_task import MODEL_NAME
 
 # What max_lora_rank may be (vLLM builds its adapter buffers for these; TRL's VLLM_LORA_RANKS).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -55,6 +56,10 @@ class MachineFacts:
     free_disk_gib: float | None = None
     free_ports: int | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    engine_problem: str | None = None
+    folder_problem: str | None = None
+    trackio_problem: str | None = None
+    cache_problem: str | None = None
     model_problem: str | None = None
     data_problem: str | None = None
     reward_problem: str | None = None
@@ -75,6 +80,10 @@ def gather_facts(recipe: Recipe, folder: Path = Path("runs/out")) -> MachineFact
         free_disk_gib=machine.free_disk_gib(folder),
         free_ports=machine.free_ports(ports_needed(recipe)),
         versions=versions,
+        engine_problem=engines.engine_problem(recipe.engine),
+        folder_problem=inputs.inspect_folder(folder),
+        trackio_problem=machine.unwritable(machine.trackio_folder()),
+        cache_problem=machine.unwritable(machine.cache_folder()) if recipe.model.name == MODEL_NAME else None,
         model_problem=model.problem,
         data_problem=data_problem,
         reward_problem=inputs.inspect_reward(recipe),
@@ -87,8 +96,8 @@ def gather_facts(recipe: Recipe, folder: Path = Path("runs/out")) -> MachineFact
 
 def check(recipe: Recipe, facts: MachineFacts) -> list[Finding]:
     """Every finding at once, errors first."""
-    findings = [*_inputs(recipe, facts), *_adapter(recipe), *_lengths(recipe, facts), *_pipeline(recipe)]
-    findings += _precision(recipe)
+    findings = [*_place(recipe, facts), *_inputs(recipe, facts), *_adapter(recipe), *_lengths(recipe, facts)]
+    findings += [*_pipeline(recipe), *_precision(recipe)]
     if recipe.engine == "local":
         findings += _machine(recipe, facts)
         findings += _without_gpu(recipe, facts) if facts.cuda_devices == 0 else _gpus(recipe, facts)
@@ -104,6 +113,13 @@ def memory_needed_gib(recipe: Recipe) -> float:
     """Memory of a small model's local run on a CPU, from measured runs (see `rlkit.machine`)."""
     cache = math.ceil(recipe.serve.kv_cache_gib or 1)
     return recipe.serve.replicas * (machine.REPLICA_GIB + cache) + machine.TRAINER_GIB
+
+
+def _place(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
+    if facts.engine_problem:
+        yield _error("engine", facts.engine_problem, f"use --engine {' or '.join(engines.LAUNCHERS)}")
+    if facts.folder_problem:
+        yield _error("folder", facts.folder_problem, "choose another place with --folder")
 
 
 def _inputs(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
@@ -206,8 +222,7 @@ def _pipeline(recipe: Recipe) -> Iterator[Finding]:
         fix = f"make per-device size x accumulation x processes a multiple of {generations}"
         yield _warning("train.gradient_accumulation_steps", message, fix)
     if samples is not None:
-        # A version lives for weight_sync_steps steps, so this many samples are consumed before the oldest expires.
-        fresh = max(rollout.max_staleness, 1) * rollout.weight_sync_steps * samples
+        fresh = round(recipe.fresh_samples(samples))
         if rollout.queue_maxsize > fresh:
             message = f"{rollout.queue_maxsize}: beyond {fresh} it only fills with samples that will be dropped"
             yield _warning("rollout.queue_maxsize", message, f"set it to {fresh}")
@@ -240,6 +255,10 @@ def _precision(recipe: Recipe) -> Iterator[Finding]:
 def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     for package, message, fix in machine.version_problems(facts.versions):
         yield _error(package, message, fix)
+    if facts.trackio_problem:
+        yield _error("TRACKIO_DIR", facts.trackio_problem, "set it to a folder that can be written")
+    if facts.cache_problem:
+        yield _error("RLKIT_CACHE", facts.cache_problem, "set it to a folder that can be written")
     if recipe.cap.policy != "none":
         yield _error("cap.policy", "the rollout worker has no gate that would follow it yet", "set cap.policy to none")
     needed = ports_needed(recipe)

@@ -13,15 +13,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from rlkit.errors import BadInput
+from rlkit.recipe_layers import Layer, assign, merge_layers, read_layers, require_mapping, source_of
+from rlkit.refusals import refusals
 
 # TRL's name for the adapter it publishes as `<name>-v<N>` (AsyncGRPOTrainer._lora_name); it cannot be configured there.
 POLICY_NAME = "trl-policy"
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+# An empty name would be taken for the current folder, or be refused far from here.
+Name = Annotated[str, Field(min_length=1)]
+
+
+MAX_NAME = 100  # characters; a run's folder and its trackio run are named after it, and most filesystems allow 255
+_NAME = f"up to {MAX_NAME} letters, digits, dots, dashes and underscores that begin with a letter or digit"
 
 
 class _Section(BaseModel):
@@ -32,8 +39,8 @@ class _Section(BaseModel):
 class ModelSection(_Section):
     """The base model: `toy-arithmetic` (built here, see `rlkit.training.toy_model`), a folder, or a Hub id."""
 
-    name: str
-    revision: str | None = None
+    name: Name
+    revision: Name | None = None
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"  # the trainer's master weights
     chat_template: Literal["auto", "chatml"] = "auto"  # chatml: set the response template by hand (Qwen2.5-Math)
     trust_remote_code: bool = False
@@ -42,10 +49,10 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """The prompts: `toy-addition` (generated), a JSON-lines file, or a Hub dataset."""
 
-    name: str
-    split: str = "train"
-    prompt_column: str = "problem"
-    answer_column: str = "answer"
+    name: Name
+    split: Name = "train"
+    prompt_column: Name = "problem"
+    answer_column: Name = "answer"
     system_prompt: str | None = None
     limit: Positive | None = None  # first rows only
 
@@ -56,7 +63,7 @@ class LoraSection(_Section):
     r: Positive = 1
     alpha: Positive = 2
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: str | list[str] = "all-linear"
+    target_modules: Name | list[Name] = "all-linear"
     bias: Literal["none", "all", "lora_only"] = "none"
     use_dora: bool = False
     modules_to_save: list[str] = []
@@ -150,8 +157,8 @@ class CapSection(_Section):
 class TrackingSection(_Section):
     """Where the metrics go in trackio."""
 
-    project: Annotated[str, Field(min_length=1)] = "rlkit"
-    space_id: str | None = None
+    project: Name = "rlkit"
+    space_id: Name | None = None
 
 
 class HardwareSection(_Section):
@@ -165,11 +172,14 @@ class HardwareSection(_Section):
 class Recipe(_Section):
     """Everything one run needs. Immutable: a change is a new recipe (`recipe.with_overrides`)."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=MAX_NAME, description=_NAME),
+    ]
     engine: Literal["local", "hf", "sim"] = "local"
     model: ModelSection
     data: DataSection
-    reward: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]  # module:function
+    reward: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function")]
     lora: LoraSection | None = LoraSection()
     sampling: SamplingSection = SamplingSection()
     train: TrainSection
@@ -195,6 +205,13 @@ class Recipe(_Section):
             return self.rollout.max_inflight_tasks
         return max(self.rollout.max_staleness, 1) * self._fixed_samples_per_step
 
+    def fresh_samples(self, per_step: float) -> float:
+        """Samples consumed before the oldest expires, at `per_step` samples in an optimizer step.
+
+        A version lives for weight_sync_steps steps, and max_staleness 0 still trains on the one that is current.
+        """
+        return max(self.rollout.max_staleness, 1) * self.rollout.weight_sync_steps * per_step
+
     @property
     def adapter_slots_needed(self) -> int:
         """Adapter versions a replica must hold: every servable staleness, plus the one being loaded (TRL's rule)."""
@@ -219,28 +236,17 @@ class Recipe(_Section):
 
     def with_overrides(self, overrides: list[str]) -> Recipe:
         """A copy with `a.b=value` assignments applied; the value is read as YAML. Raises BadInput."""
-        data = self.to_dict()
-        for assignment in overrides:
-            _assign(data, assignment)
-        return parse_recipe(data, "--set")
+        return _with_overrides([("recipe", self.to_dict())], overrides)
 
 
 def parse_recipe(data: object, source: str) -> Recipe:
     """A validated recipe from plain data. Raises BadInput naming `source`, the field, the value."""
-    if not isinstance(data, dict):
-        raise BadInput(f"{source}: a recipe is a mapping of sections, this is {_describe(data)}")
-    try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        raise BadInput(f"{source}: " + "; ".join(_one_line(item) for item in error.errors())) from None
+    return _with_overrides([(source, require_mapping(data, source))], [])
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe file, follow its `extends:`, apply `--set` overrides. Raises BadInput in one line."""
-    data = _read_extended(Path(path), [])
-    for assignment in overrides or []:
-        _assign(data, assignment)
-    return parse_recipe(data, str(path))
+    return _with_overrides(read_layers(Path(path)), overrides or [])
 
 
 def recipe_diff(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
@@ -250,63 +256,19 @@ def recipe_diff(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
     return [(n, before.get(n), after.get(n)) for n in names if n != "name" and before.get(n) != after.get(n)]
 
 
-def _read_extended(path: Path, seen: list[Path]) -> dict[str, Any]:
-    data = _read_yaml(path)
-    base = data.pop("extends", None)
-    if base is None:
-        return data
-    if not isinstance(base, str):
-        raise BadInput(f"{path}: extends: expected a file name, got {base!r}")
-    if path.resolve() in seen:
-        raise BadInput(f"{path}: extends: the chain of recipes comes back to this file")
-    return _merge(_read_extended(path.parent / base, [*seen, path.resolve()]), data)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _with_overrides(layers: list[Layer], overrides: list[str]) -> Recipe:
+    """The recipe that the layers make, with assignments applied. Raises BadInput, told of the layer that is wrong."""
+    data = merge_layers(layers)
+    sets = [assign(data, assignment) for assignment in overrides]
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise BadInput(f"{_shown(path)}: cannot read the recipe: {reason}") from None
-    try:
-        data = YAML(typ="safe", pure=True).load(text)
-    except RecursionError:
-        raise BadInput(f"{path}: broken YAML: nested too deeply") from None
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise BadInput(f"{path}: broken YAML{where}: {problem}") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{path}: a recipe is a mapping of sections, this is {_describe(data)}")
-    return data
-
-
-def _assign(data: dict[str, Any], assignment: str) -> None:
-    assignment = _shown(assignment)
-    name, separator, text = assignment.partition("=")
-    parts = name.strip().split(".")
-    if not separator or not all(parts):
-        raise BadInput(f"--set {assignment}: expected field=value, for example train.steps=100")
-    try:
-        value = YAML(typ="safe", pure=True).load(text) if text else ""
-    except YAMLError:
-        raise BadInput(f"--set {assignment}: {text!r} is not a YAML value") from None
-    for part in parts[:-1]:
-        if data.get(part) is None:
-            data[part] = {}
-        if not isinstance(data[part], dict):
-            raise BadInput(f"--set {assignment}: {part} is a value, not a section")
-        data = data[part]
-    data[parts[-1]] = value
-
-
-def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in change.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        problems: dict[str, list[str]] = {}
+        for field, what in refusals(error, Recipe):
+            source = source_of(field, [*layers, *sets], otherwise=layers[-1][0])
+            problems.setdefault(source, []).append(f"{field}: {what}" if field else what)
+        told = [f"{source}: {'; '.join(found)}" for source, found in problems.items()]
+        raise BadInput("; ".join(told)) from None
 
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, object]:
@@ -317,21 +279,3 @@ def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, object]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _one_line(item: Any) -> str:
-    field = ".".join(str(part) for part in item["loc"]) or "recipe"
-    if item["type"] == "extra_forbidden":
-        return f"{field}: unknown field"
-    if item["type"] == "missing":
-        return f"{field}: missing"
-    return f"{field}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}"
-
-
-def _shown(text: object) -> str:
-    """`text` on one line, whatever is in it."""
-    return str(text).encode("unicode_escape").decode() if not str(text).isprintable() else str(text)
-
-
-def _describe(data: object) -> str:
-    return "empty" if data is None else f"a {type(data).__name__}"

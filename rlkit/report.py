@@ -28,7 +28,7 @@ from papermill.exceptions import PapermillExecutionError
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from rlkit.errors import BadInput, RunFailed
+from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 
@@ -43,6 +43,9 @@ PATH_PARAMETERS = frozenset({"folder", "recipe"})
 
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
+
+# What a cell raised comes back from the kernel as the name of its class and the message.
+_OURS = {kind.__name__: kind for kind in (RlkitError, BadInput, NotLogged, RunFailed)}
 
 _PLOTLY_MIME = "application/vnd.plotly.v1+json"
 # No widgets, JavaScript or LaTeX: what they show needs a kernel or the network.
@@ -78,8 +81,9 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
 
     The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
     name files (`PATH_PARAMETERS`) are taken from the current folder. They keep their types. Raises BadInput for a
-    notebook that cannot be read, and for a parameter that it does not declare or declares with another type; RunFailed
-    in one line, with the cell, when a cell raises or the kernel dies.
+    notebook that cannot be read, and for a parameter that it does not declare or declares with another type; what a
+    cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises anything else or the
+    kernel dies.
     """
     values = _checked(notebook, parameters)
     if out.is_dir():
@@ -178,6 +182,9 @@ def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
                 extra_arguments=[_QUIET_KERNEL],
             )
         except PapermillExecutionError as error:
+            told = _OURS.get(error.ename)
+            if told is not None:  # it says what is wrong by itself; the cell it came up in tells nothing more
+                raise told(error.evalue) from None
             # The rest of a failed run's message is the tail of a log, which its first line names.
             cause = f"{error.ename}: {error.evalue.partition(chr(10))[0]}"
             number, source = error.exec_count, error.source

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rlkit.errors import BadInput, RlkitError
+from rlkit.errors import BadInput, NotLogged, RlkitError
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
@@ -42,7 +42,7 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
 
     Metrics that were saved at an interruption are passed over while the run goes on, or when its engine was killed.
     """
-    from rlkit.engines.lock import read_state
+    from rlkit.engines.state import read_state, state_in_words
     from rlkit.tracking import load_frame, load_run
 
     if not folder.recipe.is_file():
@@ -50,15 +50,25 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     recipe = load_recipe(folder.recipe)
     if folder.metrics.exists() and read_state(folder).get("status") != "running":
         return load_frame(folder.metrics), recipe
-    return load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id), recipe
+    try:
+        return load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id), recipe
+    except NotLogged:
+        if folder.steps.exists() and folder.steps.stat().st_size > 0:
+            raise  # it has logged steps, but not where they are looked for now
+        raise BadInput(f"{folder.path}: the run has no step yet; {state_in_words(folder)}") from None
 
 
 def logged_names(recipe: Recipe) -> set[str]:
-    """Names of the runs that the recipe's trackio project already has."""
+    """Names of the runs that the recipe's trackio project already has.
+
+    Raises BadInput when they cannot be read: a run under a name that is taken would be appended to the old one. A Space
+    that does not answer has none, because trackio makes it when the first run starts.
+    """
     from rlkit.tracking import list_runs
 
-    with suppress(BadInput):  # there is no such project yet
-        return set(list_runs(recipe.tracking.project, recipe.tracking.space_id)["name"])
+    project, space = recipe.tracking.project, recipe.tracking.space_id
+    with suppress(NotLogged if space is None else BadInput):
+        return set(list_runs(project, space)["name"])
     return set()
 
 

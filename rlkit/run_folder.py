@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,8 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The run's name in trackio: the folder's own."""
-        return self.path.name
+        """The run's name in trackio: the folder's own, also where it is given as `.`."""
+        return os.path.basename(os.path.abspath(self.path))
 
     @property
     def recipe(self) -> Path:

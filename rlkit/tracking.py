@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlkit.errors import BadInput, RlkitError
+from rlkit.errors import BadInput, NotLogged, RlkitError
 from rlkit.machine import trackio_folder
 from rlkit.recipe import Recipe, parse_recipe
 from rlkit.trackio_source import Query, Source, open_source
@@ -96,7 +96,7 @@ def load_run(
     frame = tidy_frame(rows)
     metrics = frame.drop(columns=["timestamp", "epoch"], errors="ignore")
     if metrics.empty:
-        raise BadInput(f"{label} has no metrics yet: {len(rows)} rows, none with a number in it")
+        raise NotLogged(f"{label} has no metrics yet: {len(rows)} rows, none with a number in it")
     if not np.isfinite(metrics.to_numpy()).any():
         raise BadInput(f"{label} holds only NaN: none of its {metrics.shape[1]} metrics ever had a finite value")
     return Run(project, str(found["name"]), str(found["run_id"]), config, _recipe(config), frame)
@@ -206,7 +206,7 @@ def _runs(query: Query) -> pd.DataFrame:
 
 def _pick(runs: pd.DataFrame, project: str, name: str | None, run_id: str | None, where: str) -> pd.Series[Any]:
     if runs.empty:
-        raise BadInput(f"trackio project {project!r} in {where} has no runs yet")
+        raise NotLogged(f"trackio project {project!r} in {where} has no runs yet")
     chosen = runs
     if run_id is not None:
         chosen = chosen[chosen["run_id"] == run_id]
@@ -215,7 +215,7 @@ def _pick(runs: pd.DataFrame, project: str, name: str | None, run_id: str | None
     if chosen.empty:
         asked = " and ".join(f"{k} {v!r}" for k, v in (("name", name), ("id", run_id)) if v is not None)
         there = runs["name"].unique() if run_id is None else runs["name"] + " (" + runs["run_id"] + ")"
-        raise BadInput(f"trackio project {project!r} has no run with the {asked}; there are: {', '.join(there)}")
+        raise NotLogged(f"trackio project {project!r} has no run with the {asked}; there are: {', '.join(there)}")
     return chosen.iloc[-1]
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import get_token
 
-from rlkit.errors import BadInput
+from rlkit.errors import BadInput, NotLogged
 from rlkit.machine import trackio_folder
 
 Query = Callable[[str], list[dict[str, Any]]]
@@ -188,11 +188,11 @@ class RemoteSource:
         )
 
 
-def missing_project(project: str, source: Source) -> BadInput:
+def missing_project(project: str, source: Source) -> NotLogged:
     """The error for a project that is not there, with those that are."""
     names = source.projects()
     there = f"there are: {', '.join(names)}" if names else "there are none"
-    return BadInput(f"trackio project {project!r} does not exist in {source.where}; {there}")
+    return NotLogged(f"trackio project {project!r} does not exist in {source.where}; {there}")
 
 
 def _add_waiting(connection: sqlite3.Connection, records: list[dict[str, Any]]) -> None:

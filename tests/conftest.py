@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 _FOREIGN = ("HF_", "HUGGING", "TRACKIO_", "GRADIO_", "SPACE_", "VLLM_", "WANDB_")
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
@@ -25,7 +25,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 
 # How long an example takes is the machine's business, not the code's.
-settings.register_profile("rlkit", deadline=None)
+settings.register_profile("rlkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlkit")
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, RunFolder]]:
     """An engine that logs the recorded run to trackio; what it was asked to launch."""
     calls: list[tuple[Recipe, RunFolder]] = []
 
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None]) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
         calls.append((recipe, folder))
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.recipe.write_text(as_recorded(recipe).to_yaml())
@@ -169,7 +170,7 @@ def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
         (["--resume", "--name", "x"], "runs/out/x holds no run"),
         (["--name", "x", "--folder", "y"], "give one of them"),
         (["--name", "../x"], "--name '../x': give a name of a folder"),
-        (["--name", ""], "--name '': give a name of a folder"),
+        (["--name", ""], "--name: its value is empty ('')"),
     ],
 )
 def test_a_folder_that_cannot_be_meant(launched: list[Any], arguments: list[str], words: str) -> None:
@@ -189,7 +190,7 @@ def test_a_folder_without_a_run_is_not_a_recipe(launched: list[Any], checkout: P
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, logged: bool) -> None:
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None]) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
         folder.path.mkdir(parents=True)
         folder.recipe.write_text(recipe.to_yaml())
         if logged:
@@ -255,7 +256,10 @@ def test_what_the_engine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         (None, "recipe.yaml: cannot read the recipe: No such file or directory"),
         ("name: [open", "broken YAML (line 1"),
         (f"extends: {LOCAL}\nlearning_rat: 1", "learning_rat: unknown field"),
-        (f"extends: {LOCAL}\ntrain: {{steps: fifty}}", "train.steps: input should be a valid integer, got 'fifty'"),
+        (
+            f"extends: {LOCAL}\ntrain: {{steps: fifty}}",
+            "train.steps: expected a whole number above 0, got 'fifty'",
+        ),
         (f"extends: {LOCAL}\nname: a\nname: b", "duplicate key"),
     ],
 )
@@ -294,6 +298,68 @@ def test_what_preflight_finds_starts_nothing(
     assert words in one_error(rlkit_("run", LOCAL, "--set", override))
     assert launched == []
     assert not (checkout / "runs").exists()
+
+
+def test_a_folder_that_cannot_hold_the_run_is_not_announced(
+    launched: list[Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(rlkit.engines, "launch", lambda *_: launched.append(_))
+    (checkout / "a-file").write_text("")
+    assert "error: folder: a-file cannot be a folder, it is a file" in one_error(
+        rlkit_("run", LOCAL, "--folder", "a-file")
+    )
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", ""], "an argument is empty ('')"),
+        (["check", ""], "an argument is empty ('')"),
+        (["diagnose", ""], "an argument is empty ('')"),
+        (["report", ""], "an argument is empty ('')"),
+        (["run", LOCAL, "--folder", ""], "--folder: its value is empty ('')"),
+        (["run", LOCAL, "--folder="], "--folder: its value is empty ('')"),
+        (["report", "x", "--out", ""], "--out: its value is empty ('')"),
+        (["report", "x.ipynb", "-p", ""], "-p: its value is empty ('')"),
+        (["runs", "x", "--source", ""], "--source: its value is empty ('')"),
+    ],
+)
+def test_an_empty_value_is_not_the_current_folder(arguments: list[str], words: str, launched: list[Any]) -> None:
+    assert one_error(rlkit_(*arguments)) == f"error: {words}"
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "Missing argument 'RECIPE'; see"),
+        (["chek"], "No such command 'chek'"),
+        (["run", "x", "--wat"], "No such option: --wat"),
+        (["check", "x", "--set"], "Option '--set' requires an argument; see"),
+        (["check", "x", "--engine", "moon"], "--engine: 'moon' is not one of 'local', 'hf', 'sim'; see"),
+        (["proxy", "--replica", "http://x:1", "--port", "many"], "--port: expected a whole number, got 'many'; see"),
+    ],
+)
+def test_a_command_that_is_misspelt_is_one_line(arguments: list[str], words: str) -> None:
+    error = one_error(rlkit_(*arguments))
+    assert words in error
+    assert error.endswith("--help")
+
+
+def test_the_engine_need_not_look_again(monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
+    looks: list[Path] = []
+
+    def look(recipe: Recipe, folder: Path) -> preflight.MachineFacts:
+        looks.append(folder)
+        return preflight.MachineFacts(engine_problem=None)
+
+    monkeypatch.setattr(preflight, "gather_facts", look)
+    monkeypatch.setattr("rlkit.engines.local.launch_local", lambda *_: (_ for _ in ()).throw(RunFailed("it ended")))
+    assert rlkit_("run", LOCAL).exit_code == 3
+    assert looks == [Path("runs/out/local")]
 
 
 def test_all_errors_are_told_at_once(launched: list[Any]) -> None:
@@ -463,6 +529,11 @@ def test_the_proxy_beyond_this_machine_and_with_receivers(monkeypatch: pytest.Mo
 
 
 # doctor, and the program itself
+
+
+def test_the_version_is_the_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert rlkit_("--version").stdout == f"rlkit {project['version']}\n"
 
 
 def test_doctor_as_json_and_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:

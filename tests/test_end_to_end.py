@@ -18,7 +18,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from rlkit.engines.lock import read_state
+from rlkit.engines.state import read_state
 from rlkit.recipe import load_recipe
 from rlkit.run_folder import RunFolder
 

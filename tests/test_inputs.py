@@ -9,7 +9,15 @@ import pytest
 
 from rlkit import inputs
 from rlkit.errors import BadInput
-from rlkit.inputs import ModelFacts, inspect_data, inspect_model, inspect_reward, is_path, longest_prompt_tokens
+from rlkit.inputs import (
+    ModelFacts,
+    inspect_data,
+    inspect_folder,
+    inspect_model,
+    inspect_reward,
+    is_path,
+    longest_prompt_tokens,
+)
 from rlkit.recipe import DataSection, ModelSection, load_recipe
 
 LOCAL = load_recipe(Path(__file__).parents[1] / "runs" / "local.yaml")
@@ -34,6 +42,25 @@ def write_model(folder: Path, **files: Any) -> Path:
 
 def model_facts(folder: Path) -> ModelFacts:
     return inspect_model(ModelSection(name=str(folder)))
+
+
+def test_a_run_goes_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert inspect_folder(folder) is None
+    folder.mkdir()
+    (folder / ".lock").write_text("")  # a start that ended before it wrote anything
+    assert inspect_folder(folder) is None
+    (folder / "thesis.tex").write_text("")
+    assert inspect_folder(folder) == f"{folder} holds other things and no run (thesis.tex)"
+    (folder / "recipe.yaml").write_text("")
+    assert inspect_folder(folder) is None
+
+
+def test_a_run_does_not_go_into_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert inspect_folder(file) == f"{file} cannot be a folder, it is a file"
+    assert inspect_folder(file / "run") == f"{file / 'run'} cannot be a folder, {file} is a file"
 
 
 def test_the_toy_model_is_known_without_being_built() -> None:

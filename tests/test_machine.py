@@ -155,3 +155,17 @@ def test_the_hugging_face_home_is_what_huggingface_hub_takes_it_for(
     # A fresh copy: the module reads the environment once, when it is imported.
     constants = runpy.run_path(importlib.import_module("huggingface_hub.constants").__file__ or "")
     assert machine.hugging_face_home() == Path(constants["HF_HOME"])
+
+
+def test_a_place_that_may_not_be_written_is_told_by_the_part_that_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.unwritable(tmp_path / "not" / "there" / "yet") is None
+    monkeypatch.setattr("os.access", lambda place, mode: False)  # a test may be run by root, who may write everywhere
+    assert machine.unwritable(tmp_path / "not" / "there" / "yet") == f"{tmp_path} cannot be written"
+
+
+def test_a_name_that_is_too_long_for_the_filesystem_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 300)
+    assert machine.unwritable(folder) == f"{folder}: File name too long"
+    assert machine.free_disk_gib(folder) is None

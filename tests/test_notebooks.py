@@ -29,7 +29,7 @@ import rlkit.engines, rlkit.preflight
 from rlkit.engines.base import Event, Outcome
 from run_folders import log_run
 
-def launch(recipe, folder, on_event):
+def launch(recipe, folder, on_event, findings):
     folder.path.mkdir(parents=True)
     folder.recipe.write_text(recipe.to_yaml())
     on_event(Event("phase", text="starting 2 vLLM replicas"))

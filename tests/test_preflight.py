@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.engines import LAUNCHERS
 from rlkit.preflight import (
     CPU_HEAD_SIZES,
     LORA_RANKS,
@@ -302,6 +303,21 @@ def test_what_cannot_be_loaded_is_an_error(facts: dict[str, Any], field: str) ->
     assert facts.get(next(iter(facts))) is False or next(iter(facts.values())) in finding.message
 
 
+@pytest.mark.parametrize("recipe", [LOCAL, CHASE], ids=["local", "hf"])
+def test_an_engine_that_cannot_run_and_a_folder_that_cannot_be_used_are_errors(recipe: Recipe) -> None:
+    findings = found(recipe, replace(FITTING, engine_problem="moon cannot run yet", folder_problem="x is a file"))
+    assert {finding.field for finding in findings.values() if finding.severity == "error"} >= {"engine", "folder"}
+    assert str(findings["engine"]) == f"engine: moon cannot run yet; use --engine {' or '.join(LAUNCHERS)}"
+
+
+@pytest.mark.parametrize(("problem", "field"), [("trackio_problem", "TRACKIO_DIR"), ("cache_problem", "RLKIT_CACHE")])
+def test_where_a_local_run_cannot_write_is_an_error(problem: str, field: str) -> None:
+    told: dict[str, Any] = {problem: "/x cannot be written"}
+    facts = replace(FITTING, **told)
+    assert only(found(LOCAL, facts)).field == field
+    assert found(CHASE, facts) == found(CHASE, FITTING)
+
+
 def test_a_template_that_is_set_by_hand_need_not_be_known() -> None:
     assert found(CHASE, replace(ELSEWHERE, chat_template_known=False)) == {}
 
@@ -434,6 +450,7 @@ def test_the_facts_of_this_machine_suit_the_local_recipe() -> None:
     assert (facts.head_size, facts.max_positions, facts.chat_template_known) == (32, 512, True)
     assert (facts.model_problem, facts.data_problem, facts.reward_problem) == (None, None, None)
     assert facts.free_ports == 3
+    assert facts.engine_problem is None
     assert facts.free_disk_gib is not None
     assert facts.free_disk_gib > 0
 

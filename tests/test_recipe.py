@@ -15,6 +15,9 @@ from rlkit.recipe import Recipe, load_recipe, parse_recipe, recipe_diff
 ROOT = Path(__file__).parents[1]
 COMMITTED = sorted((ROOT / "runs").glob("*.yaml")) + sorted((ROOT / "runs").glob("[!o]*/*.yaml"))
 
+# Each example writes its file anew; how long that takes is the machine's business.
+FILES_IN_A_SLOW_PLACE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
 MINIMAL = """\
 name: small
 model: {name: toy-arithmetic}
@@ -141,6 +144,11 @@ def test_broken_yaml_says_where(tmp_path: Path, text: str, where: str) -> None:
     assert where in message
 
 
+def test_yaml_that_is_no_value_is_refused(tmp_path: Path) -> None:
+    assert "broken YAML: month must be in 1..12" in refusal(write(tmp_path, "name: 2024-13-01"))
+    assert "'2024-13-01' is not a YAML value" in refusal(write(tmp_path, MINIMAL), ["name=2024-13-01"])
+
+
 @pytest.mark.parametrize(
     ("text", "what"), [("", "empty"), ("- a\n- b", "a list"), ("just words", "a str"), ("7", "a int")]
 )
@@ -164,7 +172,7 @@ def test_an_unknown_key_is_named_with_its_section(tmp_path: Path, section: str, 
     ("assignment", "field", "value"),
     [
         ("train.steps='50'", "train.steps", "'50'"),
-        ("train.steps=true", "train.steps", "True"),
+        ("train.steps=true", "train.steps", "true"),
         ("train.steps=0", "train.steps", "0"),
         ("train.steps=2.5", "train.steps", "2.5"),
         ("train.learning_rate=-1", "train.learning_rate", "-1"),
@@ -178,12 +186,21 @@ def test_an_unknown_key_is_named_with_its_section(tmp_path: Path, section: str, 
         ("rollout.max_inflight_tasks=-2", "rollout.max_inflight_tasks", "-2"),
         ("tracking.project=", "tracking.project", "''"),
         ("model=7", "model", "7"),
+        ("model.name=", "model.name", "''"),
+        ("data.name=", "data.name", "''"),
+        ("tracking.space_id=", "tracking.space_id", "''"),
+        ("lora.target_modules=", "lora.target_modules", "''"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_field(tmp_path: Path, assignment: str, field: str, value: str) -> None:
     message = refusal(write(tmp_path, MINIMAL), [assignment])
-    assert f"{field}: " in message
-    assert f"got {value}" in message
+    assert message.startswith(f"--set: {field}: expected ")
+    assert message.endswith(f", got {value}")
+
+
+def test_a_name_that_no_filesystem_takes_is_refused(tmp_path: Path) -> None:
+    assert "name: expected up to 100 letters" in refusal(write(tmp_path, MINIMAL), [f"name={'a' * 101}"])
+    assert load_recipe(write(tmp_path, MINIMAL), [f"name={'a' * 100}"]).name == "a" * 100
 
 
 def test_missing_fields_are_all_told_at_once(tmp_path: Path) -> None:
@@ -222,12 +239,34 @@ def test_an_extends_cycle_ends(tmp_path: Path) -> None:
     assert "comes back" in refusal(write(tmp_path, "extends: recipe.yaml\n"))
 
 
-def test_extends_of_a_missing_file_names_that_file(tmp_path: Path) -> None:
-    assert "gone.yaml: cannot read" in refusal(write(tmp_path, "extends: gone.yaml\n"))
+def test_extends_of_a_missing_file_names_both_files(tmp_path: Path) -> None:
+    extending = write(tmp_path, "extends: gone.yaml\n", "middle.yaml")
+    wanted = f"{extending}: extends: {tmp_path / 'gone.yaml'}: cannot read the recipe: No such file or directory"
+    assert refusal(extending) == refusal(write(tmp_path, "extends: middle.yaml\n")) == wanted
 
 
-def test_extends_must_be_a_name(tmp_path: Path) -> None:
-    assert "extends: expected a file name, got 3" in refusal(write(tmp_path, "extends: 3\n"))
+@pytest.mark.parametrize(("text", "given"), [("3", "3"), ("''", "''"), ("[a]", "['a']")])
+def test_extends_must_be_a_name(tmp_path: Path, text: str, given: str) -> None:
+    assert f"extends: expected a file name, got {given}" in refusal(write(tmp_path, f"extends: {text}\n"))
+
+
+def test_a_wrong_value_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
+    base = write(tmp_path, MINIMAL + "lora: {r: 0}\nsampling: {top_p: 2}\n", "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\ntrain: {seed: -1}\nsampling: {top_p: 3}\n")
+    assert refusal(path, ["serve.replicas=0"]) == (
+        f"{base}: lora.r: expected a whole number above 0, got 0; "
+        f"{path}: sampling.top_p: expected a number above 0 and at most 1, got 3; "
+        "train.seed: expected a whole number of at least 0, got -1; "
+        "--set: serve.replicas: expected a whole number above 0, got 0"
+    )
+
+
+def test_a_missing_field_is_told_of_the_file_that_has_its_section(tmp_path: Path) -> None:
+    base = write(tmp_path, "serve: {replicas: 1}\n", "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\nname: a\n")
+    message = refusal(path)
+    assert message.startswith(f"{path}: model: missing; ")
+    assert message.endswith(f"{base}: serve.max_model_len: missing")
 
 
 # --set
@@ -295,6 +334,12 @@ def test_inflight_limit_is_trls_formula_when_it_is_not_given(given_limit: int, s
     assert parse_recipe(data, "test").inflight_limit == expected
 
 
+@pytest.mark.parametrize(("staleness", "interval", "fresh"), [(4, 1, 400), (4, 3, 1200), (0, 1, 100), (0, 3, 300)])
+def test_fresh_samples_are_those_consumed_before_a_version_expires(staleness: int, interval: int, fresh: int) -> None:
+    data = minimal_data() | {"rollout": {"max_staleness": staleness, "weight_sync_steps": interval}}
+    assert parse_recipe(data, "test").fresh_samples(100) == fresh
+
+
 def test_a_recipe_does_not_change(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, MINIMAL))
     changed = recipe.with_overrides(["train.steps=9"])
@@ -343,7 +388,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 
 @given(recipe=recipes())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=FILES_IN_A_SLOW_PLACE, max_examples=40)
 def test_a_written_recipe_is_read_back_unchanged(recipe: Recipe, tmp_path: Path) -> None:
     assert load_recipe(write(tmp_path, recipe.to_yaml())) == recipe
 
@@ -351,7 +396,7 @@ def test_a_written_recipe_is_read_back_unchanged(recipe: Recipe, tmp_path: Path)
 @given(
     content=st.text(max_size=60) | st.sampled_from([MINIMAL + "lora: ", "extends: ", "? ", "!!python/name:os.system x"])
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@settings(suppress_health_check=FILES_IN_A_SLOW_PLACE, max_examples=100)
 def test_whatever_a_file_holds_the_refusal_is_one_line(content: str, tmp_path: Path) -> None:
     path = write(tmp_path, content)
     message = refusal_of(lambda: load_recipe(path))
@@ -359,7 +404,7 @@ def test_whatever_a_file_holds_the_refusal_is_one_line(content: str, tmp_path: P
 
 
 @given(assignment=st.text(max_size=40))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_whatever_is_set_the_refusal_is_one_line(assignment: str) -> None:
     recipe = parse_recipe(minimal_data(), "test")
     message = refusal_of(lambda: recipe.with_overrides([assignment]))

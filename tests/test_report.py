@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from recorded_runs import recorded
 
 from rlkit import figures
-from rlkit.errors import BadInput, RunFailed
+from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
 from rlkit.report import declared_parameters, render, render_notebook, report_run
 from rlkit.run_folder import RunFolder
 
@@ -143,6 +143,15 @@ def test_an_error_in_a_cell_is_one_line_and_leaves_the_old_page(tmp_path: Path) 
     line = "raise ValueError('no such run\\nsecond line')"
     assert str(failure.value) == f"n.ipynb: code cell 3 ({line}): ValueError: no such run"
     assert out.read_text() == "old"
+
+
+@pytest.mark.parametrize("kind", [BadInput, NotLogged, RunFailed, RlkitError])
+def test_what_a_cell_was_refused_with_is_told_as_on_the_command_line(tmp_path: Path, kind: type[RlkitError]) -> None:
+    source = f"from rlkit.errors import *\nraise {kind.__name__}('runs/out/x: no such run\\nits log')"
+    notebook = written(tmp_path / "n.ipynb", parameters("x: int = 1"), new_code_cell(source))
+    with pytest.raises(kind) as failure:
+        render_notebook(notebook, {"x": 2}, tmp_path / "out.html")
+    assert (type(failure.value), str(failure.value)) == (kind, "runs/out/x: no such run\nits log")
 
 
 def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from recorded_runs import recipe as recorded_recipe
 from recorded_runs import recorded
 
 from rlkit.errors import BadInput
-from rlkit.results import keep_metrics, read_run, write_results
+from rlkit.results import keep_metrics, logged_names, read_run, write_results
 from rlkit.run_folder import RunFolder
 from rlkit.tracking import load_frame, write_run
 
@@ -72,6 +72,61 @@ def test_a_run_that_goes_on_is_not_read_from_what_its_interruption_saved(folder:
     assert len(read_run(folder)[0].frame) == 5
     folder.state.write_text(json.dumps({"status": "failed"}))
     assert len(read_run(folder)[0].frame) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({}, "it was not started"),
+        (
+            {"status": "failed", "error": "replica-0 exited with code 1; its last log lines:\nno memory"},
+            "it failed: rep",
+        ),
+        ({"status": "stopped"}, "it was stopped"),
+    ],
+)
+def test_a_run_without_a_step_is_told_as_that(folder: RunFolder, state: dict[str, str], words: str) -> None:
+    folder.state.write_text(json.dumps(state))
+    for project_exists in (False, True):
+        if project_exists:
+            write_run(RECIPE.tracking.project, "another", [{"global_step": 1.0, "reward": 0.5}])
+        with pytest.raises(BadInput) as error:
+            read_run(folder)
+        assert str(error.value).startswith(f"{folder.path}: the run has no step yet; {words}")
+
+
+def test_a_run_whose_steps_are_elsewhere_is_told_where_they_were_looked_for(folder: RunFolder) -> None:
+    folder.steps.write_text('{"global_step": 1}\n')
+    with pytest.raises(BadInput, match="trackio project 'recorded' does not exist in"):
+        read_run(folder)
+
+
+def test_names_that_are_taken() -> None:
+    assert logged_names(RECIPE) == set()
+    log(2)
+    assert logged_names(RECIPE) == {"mine"}
+
+
+def test_names_that_cannot_be_read_are_not_taken_for_free_ones(tmp_path: Path) -> None:
+    (tmp_path / "trackio").mkdir()
+    (tmp_path / "trackio" / f"{RECIPE.tracking.project}.db").write_text("not a database" * 100)
+    with pytest.raises(BadInput, match="not a trackio database"):
+        logged_names(RECIPE)
+
+
+def test_a_space_that_is_not_there_yet_has_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(project: str, source: str) -> None:
+        raise BadInput(f"source {source}: no trackio server answers there")
+
+    monkeypatch.setattr("rlkit.tracking.list_runs", nobody)
+    assert logged_names(RECIPE.with_overrides(["tracking.space_id=me/space"])) == set()
+
+
+def test_a_run_in_the_current_folder_has_its_name(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    log(3)
+    monkeypatch.chdir(folder.path)
+    run, _ = read_run(RunFolder(Path(".")))
+    assert (run.name, len(run.frame)) == ("mine", 3)
 
 
 def test_a_run_in_a_space_is_read_from_there(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,34 +2,55 @@
 
 base.py    what an engine is: Event, Outcome        local.py         processes on this machine
 jobs.py    one process with its log                 guard.py         ends the jobs when the engine is killed
-lock.py    one engine per run folder, and its end   checkpoint.py    what a run in a folder resumes from
+lock.py    one engine per run folder                state.py         whether the run goes on, or how it ended
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
+checkpoint.py  what a run in a folder resumes from
 receivers.py  beside the replicas of a local run that pushes its adapters
 """
 
 from __future__ import annotations
 
-from rlkit import preflight
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from rlkit.engines.base import Event, OnEvent, Outcome
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 
-__all__ = ["Event", "OnEvent", "Outcome", "launch"]
+if TYPE_CHECKING:
+    from rlkit.preflight import Finding
+
+__all__ = ["LAUNCHERS", "Event", "OnEvent", "Outcome", "engine_problem", "launch"]
+
+# The engines that can run, each with the function that executes a recipe there; imported when it is called.
+LAUNCHERS = {"local": "rlkit.engines.local:launch_local"}
 
 
-def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
+def engine_problem(engine: str) -> str | None:
+    """Why nothing can be launched on `engine`, as a clause that follows the field's name; None if it can."""
+    return None if engine in LAUNCHERS else f"{engine} cannot run yet"
+
+
+def launch(
+    recipe: Recipe,
+    folder: RunFolder,
+    on_event: OnEvent = lambda event: None,
+    findings: Iterable[Finding] | None = None,
+) -> Outcome:
     """Execute `recipe` on its engine and return when it is done.
 
-    An error of preflight's stops here. The same folder again resumes its run. Raises BadInput before anything starts,
-    RunFailed with the log's last lines after.
+    An error among preflight's `findings` stops here (None: preflight has not looked yet and does it now). The same
+    folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines after.
     """
-    findings = preflight.check(recipe, preflight.gather_facts(recipe, folder.path))
+    if findings is None:
+        from rlkit import preflight  # it asks this module which engines there are
+
+        findings = preflight.check(recipe, preflight.gather_facts(recipe, folder.path))
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise BadInput("; ".join(errors))
-    if recipe.engine == "local":
-        from rlkit.engines.local import launch_local
-
-        return launch_local(recipe, folder, on_event)
-    raise BadInput(f"engine: {recipe.engine!r} cannot run yet; use --engine local")
+    module, _, name = LAUNCHERS[recipe.engine].partition(":")
+    launcher: Callable[[Recipe, RunFolder, OnEvent], Outcome] = getattr(import_module(module), name)
+    return launcher(recipe, folder, on_event)

@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from rlkit.engines.lock import read_state
+from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.results import logged_names

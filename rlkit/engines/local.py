@@ -38,6 +38,7 @@ from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.training.launch import trainer_command, trainer_environment
+from rlkit.training.model_cache import cached_model
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
 
 # vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
@@ -76,11 +77,6 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
     return Outcome(folder, steps, seconds, run.memory.gib)
 
 
-def cache_folder() -> Path:
-    """Where built models are kept between runs: `RLKIT_CACHE`, else `~/.cache/rlkit`."""
-    return Path(os.environ.get("RLKIT_CACHE") or Path.home() / ".cache" / "rlkit")
-
-
 class _LocalRun:
     def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> None:
         self._recipe, self._folder, self._on_event = recipe, folder, on_event
@@ -116,14 +112,11 @@ class _LocalRun:
         name = self._recipe.model.name
         if name != MODEL_NAME:
             return str(Path(name).expanduser()) if name.startswith("~") else name
-        # Imported here: it reads the model's source to name the cache, nothing heavy.
-        from rlkit.training.toy_model import cached_model
-
         seed = self._recipe.train.seed
-        out = cached_model(cache_folder(), seed)
+        out = cached_model(machine.cache_folder(), seed)
         if not out.exists():
             self._phase("building the toy model (about two minutes, once)")
-            command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
+            command = [sys.executable, "-m", "rlkit.training.model_cache", "--out", str(out), "--seed", str(seed)]
             job = self._start("model", command, {})
             told = 0
 

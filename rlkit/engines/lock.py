@@ -7,12 +7,11 @@ import json
 import os
 import time
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
+from rlkit.engines.state import Status, read_state
 from rlkit.errors import BadInput
 from rlkit.run_folder import RunFolder
-
-Status = Literal["running", "finished", "failed", "stopped"]
 
 
 class RunLock:
@@ -50,12 +49,3 @@ class RunLock:
         staging = self._folder.state.with_suffix(".tmp")
         staging.write_text(json.dumps(state, indent=2) + "\n")
         staging.replace(self._folder.state)
-
-
-def read_state(folder: RunFolder) -> dict[str, Any]:
-    """What `state.json` says, empty when there is none."""
-    try:
-        state = json.loads(folder.state.read_text())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}

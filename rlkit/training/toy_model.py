@@ -1,13 +1,11 @@
 """The toy model: a Qwen2 of 0.2 M parameters and its tokenizer, pretrained on this machine in about two minutes.
 
-`python -m rlkit.training.toy_model --out FOLDER --seed 0` writes a folder that transformers, TRL and vLLM all load.
+`build` writes a folder that transformers, TRL and vLLM all load; `rlkit.training.model_cache` keeps it.
 Sizes and schedule are a recipe that was tried on two cores; the constants say why where it is not obvious.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import itertools
 import os
 import shutil
@@ -15,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.training import toy_task
 from rlkit.training.toy_task import Problem, demonstrations
 
 if TYPE_CHECKING:
@@ -37,12 +34,6 @@ THREADS = 1
 # A decay that stays high for most of the way: the digit carries are learnt late.
 DECAY_POWER = 0.7
 PROGRESS_EVERY = 200  # steps; a line every ten seconds or so
-
-
-def cached_model(cache: Path, seed: int) -> Path:
-    """Where the model for `seed` lives under `cache`; the name changes with the code that builds it."""
-    source = Path(__file__).read_bytes() + Path(toy_task.__file__).read_bytes()
-    return cache / f"{toy_task.MODEL_NAME}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
 def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) -> None:
@@ -193,21 +184,3 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> list[int
     """The token ids of a problem's prompt, as the rollout worker makes them."""
     ids = tokenizer.apply_chat_template(problem.prompt(), add_generation_prompt=True, return_dict=False)
     return list(ids)
-
-
-def main() -> None:
-    """Build one model from the command line; progress lines go to standard output."""
-    parser = argparse.ArgumentParser(description="Build the toy model.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-
-    def report(step: int, steps: int, loss: float) -> None:
-        print(f"pretraining {step}/{steps} loss {loss:.3f}", flush=True)
-
-    build(arguments.out, arguments.seed, report)
-
-
-if __name__ == "__main__":
-    main()

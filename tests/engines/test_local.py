@@ -11,18 +11,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rlkit.engines import Event, launch, local
-from rlkit.engines.lock import read_state
+from rlkit import preflight
+from rlkit.engines import LAUNCHERS, Event, engine_problem, launch, local
+from rlkit.engines.state import read_state
 from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 from rlkit.tracking import write_run
-from rlkit.training.toy_model import cached_model
+from rlkit.training.model_cache import cached_model
 
 LOCAL = Path(__file__).parents[2] / "runs" / "local.yaml"
 
@@ -262,8 +264,24 @@ def test_the_same_folder_resumes_from_its_checkpoint(
 
 
 def test_an_engine_that_cannot_run_says_so(recipe: Recipe, folder: RunFolder) -> None:
-    with pytest.raises(BadInput, match="engine: 'hf' cannot run yet"):
+    with pytest.raises(BadInput, match="engine: hf cannot run yet; use --engine local"):
         launch(recipe.with_overrides(["engine=hf"]), folder)
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("engine", LAUNCHERS)
+def test_engines_that_can_run_are_there(engine: str) -> None:
+    module, _, name = LAUNCHERS[engine].partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert engine_problem(engine) is None
+
+
+def test_what_preflight_found_before_is_not_looked_for_again(
+    recipe: Recipe, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "gather_facts", lambda *_: pytest.fail("looked again"))
+    with pytest.raises(BadInput, match="serve: too big; make it small"):
+        launch(recipe, folder, findings=[preflight.Finding("error", "serve", "too big", "make it small")])
     assert not folder.path.exists()
 
 

@@ -1,11 +1,11 @@
 """One engine per run folder."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from rlkit.engines.lock import RunLock, read_state
+from rlkit.engines.lock import RunLock
+from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
 from rlkit.run_folder import RunFolder
 
@@ -26,10 +26,3 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot make the run folder"), RunLock(RunFolder(tmp_path / "file" / "run")):
         pass
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps("x")])
-def test_a_broken_state_file_reads_as_none(tmp_path: Path, text: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.state.write_text(text)
-    assert read_state(folder) == {}

@@ -1,0 +1,48 @@
+"""What a run's folder says of who runs in it and how the run ended (`state.json`); reading it needs no lock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import psutil
+
+from rlkit.run_folder import RunFolder
+
+Status = Literal["running", "finished", "failed", "stopped"]
+
+
+def read_state(folder: RunFolder) -> dict[str, Any]:
+    """What `state.json` says, empty when there is none."""
+    try:
+        state = json.loads(folder.state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def state_in_words(folder: RunFolder) -> str:
+    """Whether the run is going on or how it ended, as a clause whose subject is the run."""
+    state = read_state(folder)
+    match state.get("status"):
+        case "running" if _is_alive(state):
+            return f"it is running (process {state['pid']})"
+        case "running":
+            return "it was killed"
+        case "failed":
+            reason = str(state.get("error", "")).strip().splitlines()
+            return f"it failed: {reason[0]}" if reason else "it failed"
+        case "stopped":
+            return "it was stopped"
+        case "finished":
+            return "it finished"
+        case _:
+            return "it was not started"
+
+
+def _is_alive(state: dict[str, Any]) -> bool:
+    """Whether the process that noted the state is there still; one that began later only has its number."""
+    try:
+        return psutil.Process(int(state["pid"])).create_time() <= float(state["updated"])
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
