@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 
@@ -114,6 +115,9 @@ async def test_an_adapter_from_outside_the_root_is_not_loaded(
         status, answer = await bench.load(adapter("outside"))
         assert status == 403
         assert answer["error"]["message"].startswith(f"lora_path: '{tmp_path}/outside' is not inside")
+        await bench.post("/pause?mode=keep")
+        assert (await bench.load(adapter("outside")))[1]["error"]["resumed"] is True
+        assert not any(replica.is_paused for replica in replicas)
         assert received(replicas[0], "/v1/load_lora") == ["/v1/load_lora_adapter"]
 
 
@@ -284,6 +288,17 @@ async def test_models_are_those_that_all_serve(adapter: Write) -> None:
         assert [card["id"] for card in answer["data"]] == ["emulated", POLICY]
         assert answer["data"][0]["max_model_len"] == 256
         assert answer["data"][1]["max_model_len"] is None
+
+
+async def test_models_that_are_none_are_told(replicas: Replicas) -> None:
+    class NoVllm(EmulatedReplica):
+        async def _models(self, request: web.Request) -> web.Response:
+            return web.json_response({"data": [{"name": "x"}, 1]})
+
+    async with NoVllm() as other, proxied([replicas[0], other]) as bench:
+        status, answer = await bench.get("/v1/models")
+        assert status == 502
+        assert answer["error"]["message"].startswith("/v1/models: replica 1: ")
 
 
 async def test_server_info_has_the_limits_that_all_keep() -> None:
