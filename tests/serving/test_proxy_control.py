@@ -136,6 +136,17 @@ async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
         assert list(replicas[1].engine.adapters) == [POLICY]
 
 
+async def test_a_request_to_the_only_replica_just_restarted_is_to_be_sent_again(adapter: Write) -> None:
+    async with EmulatedReplica() as replica, proxied([replica]) as bench:
+        await bench.load(adapter(POLICY))
+        await replica.restart()
+        # Not 404: the adapter is live, and back in a moment.
+        statuses = {(await bench.complete(POLICY))[0] for _ in range(3)}
+        assert statuses <= {200, 503}
+        await bench.in_service()
+        assert (await bench.complete(POLICY))[0] == 200
+
+
 async def test_unload(replicas: Replicas, adapter: Write) -> None:
     async with proxied(replicas) as bench:
         await bench.load(adapter(POLICY))
