@@ -317,11 +317,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def log_to_stderr() -> None:
+    """Say on stderr what happens to the replicas."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the proxy until SIGTERM, SIGINT or the end of its parent; exit code 2 for a bad configuration."""
     parser = argparse.ArgumentParser(prog="python -m rlkit.serving.proxy", description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see rlkit.serving.proxy_config")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     try:
         config = load_proxy_config(parser.parse_args(arguments).config)
         if config.exit_with_parent:

@@ -164,6 +164,13 @@ async def test_a_port_that_is_taken(replicas: list[EmulatedReplica]) -> None:
                 pass
 
 
+async def test_the_command_says_what_happens_to_the_replicas(replicas: list[EmulatedReplica], started: Any) -> None:
+    command = ("-m", "rlkit", "proxy", "--replica", replicas[0].url, "--port", "0")
+    process = started(*command, stderr=subprocess.PIPE)
+    lines = [(await asyncio.to_thread(process.stderr.readline)).strip() for _ in range(2)]
+    assert any(line.endswith("INFO replica 0 is in service") for line in lines), lines
+
+
 async def test_a_host_that_is_none(replicas: list[EmulatedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "t")
     label = "a" * 64  # longer than a label of a name may be
