@@ -229,7 +229,7 @@ def proxy(
     Counters: GET /proxy/stats (JSON) and /metrics (its own and every replica's).
     """
     from rlkit.recipe import TransportSection
-    from rlkit.serving.proxy import run
+    from rlkit.serving.proxy import log_to_stderr, run
     from rlkit.serving.proxy_config import parse_proxy_config
 
     settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
@@ -242,7 +242,9 @@ def proxy(
         raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")
     elif receivers:
         settings["transport"] = TransportSection(kind="push")
-    run(parse_proxy_config(settings, "proxy"))
+    config = parse_proxy_config(settings, "proxy")
+    log_to_stderr()
+    run(config)
 
 
 @app.command()

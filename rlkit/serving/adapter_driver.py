@@ -162,7 +162,12 @@ class AdapterDriver:
         self._carry_out(self.registry.tick(self._loop.time()))
 
     async def _send(self, command: Send) -> None:
-        answer = await self._answer(command)
+        try:
+            answer = await self._answer(command)
+        except Exception:
+            # Without an answer the registry would wait for this one and send the replica nothing any more.
+            logger.exception("replica %d: %s %s", command.replica, command.action, command.name)
+            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the proxy, told in its log")
         if answer.status != 200:
             _log(command, answer)
         self._carry_out(self.registry.answered(command.ticket, answer, self._loop.time()))

@@ -95,9 +95,13 @@ def describe(folder: Path) -> Manifest:
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        if len(paths) > MAX_FILES:  # before they are read, whatever folder this is
+            raise BadInput(f"{folder}: not an adapter: {len(paths)} files, an adapter has at most {MAX_FILES}")
         files = [{"name": path.name, "size": path.stat().st_size, "sha256": sha256_of(path)} for path in paths]
     except OSError as error:
         raise BadInput(f"{folder}: cannot read the adapter: {error.strerror}") from None
+    except ValueError as error:  # a NUL, a lone surrogate: no path at all
+        raise BadInput(f"{str(folder)!r}: cannot read the adapter: {error}") from None
     try:
         return Manifest.model_validate({"files": files})
     except ValidationError as error:

@@ -81,7 +81,12 @@ class AdapterStore:
             folder.parent.rmdir()
 
     def _delete_the_oldest(self, keep: Path) -> None:
-        folders = [folder for folder in self.root.glob("[!.]*/*") if folder != keep]
+        # Only what an adapter's path can be: the root may be a folder that holds somebody's other things.
+        folders = [
+            folder
+            for folder in self.root.glob("[!.]*/*")
+            if folder != keep and re.fullmatch(DIGEST_PATTERN[1:-1], folder.name) is not None
+        ]
         folders.sort(key=lambda folder: folder.stat().st_mtime)
         for folder in folders[: max(0, len(folders) + 1 - self._max_adapters)]:
             self.delete(folder)

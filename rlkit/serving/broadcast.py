@@ -145,17 +145,15 @@ class Broadcaster:
         try:
             await asyncio.to_thread(confine, path, self._adapter_root)
         except BadInput as problem:
-            return error(HTTPStatus.FORBIDDEN, str(problem))
+            was_resumed, note = await self._resume_after_failure()
+            return error(HTTPStatus.FORBIDDEN, f"{problem}; {note}", resumed=was_resumed)
         report = await self._driver.load(name, path)
         if report.ok:
             return text_answer(f"Success: LoRA adapter '{name}' added successfully.")
         return await self._load_failed(report)
 
     async def _load_failed(self, report: OperationReport) -> ControlAnswer:
-        # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
-        resumed = await self._switch("/resume", {}, paused=False)
-        was_resumed = resumed.status == HTTPStatus.OK
-        note = "generation was resumed" if was_resumed else "generation could not be resumed"
+        was_resumed, note = await self._resume_after_failure()
         message = f"Loading lora {report.name} failed: {report.reason}; it was taken back from all replicas and {note}"
         replicas = [
             {"replica": number, "attempts": replica.attempts, "reason": replica.reason}
@@ -167,6 +165,12 @@ class Broadcaster:
         elif report.refused:
             status = HTTPStatus.CONFLICT
         return error(status, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed)
+
+    async def _resume_after_failure(self) -> tuple[bool, str]:
+        # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
+        resumed = await self._switch("/resume", {}, paused=False)
+        was_resumed = resumed.status == HTTPStatus.OK
+        return was_resumed, "generation was resumed" if was_resumed else "generation could not be resumed"
 
     async def _unload(self, request: ControlRequest) -> ControlAnswer:
         name = request.fields().get("lora_name")
@@ -180,10 +184,10 @@ class Broadcaster:
     async def _models(self, request: ControlRequest) -> ControlAnswer:
         """The base models with the shortest `max_model_len` of all replicas, and the adapters that all of them hold."""
         answers = await self._ask_all("GET", "/v1/models", CONTROL_TIMEOUT_S)
-        lists = [(_json(answer) or {}).get("data") for answer in answers.values()]
-        cards = [data for data in lists if isinstance(data, list)]
+        lists = {number: _cards(answer) for number, answer in answers.items()}
+        cards = [data for data in lists.values() if data is not None]
         if not cards or len(cards) < len(lists):
-            return _refusal("/v1/models", {n: a for n, a in answers.items() if a.status != HTTPStatus.OK})
+            return _refusal("/v1/models", {n: a for n, a in answers.items() if lists[n] is None})
         names = set.intersection(*({card["id"] for card in data} for data in cards))
         lengths = [card["max_model_len"] for data in cards for card in data if card.get("max_model_len")]
         merged = [card for card in cards[0] if card["id"] in names]
@@ -224,6 +228,14 @@ def _common_limits(configs: list[Any]) -> dict[str, Any]:
     parallel = [config.get("parallel_config") or {} for config in configs]
     size = max(one.get("data_parallel_size", 1) for one in parallel)
     return {"lora_config": lora, "parallel_config": parallel[0] | {"data_parallel_size": size}}
+
+
+def _cards(answer: Answer) -> list[dict[str, Any]] | None:
+    """The models in an answer to `/v1/models`; None when it is not such an answer."""
+    cards = (_json(answer) or {}).get("data")
+    if answer.status != HTTPStatus.OK or not isinstance(cards, list):
+        return None
+    return cards if all(isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards) else None
 
 
 def _refusal(path: str, refused: Mapping[int, Answer]) -> ControlAnswer:

@@ -16,6 +16,9 @@ from typing import Any
 # coarse a text prompt is cut, so that a block of text is about a block of vLLM's cache.
 CHARACTERS_PER_TOKEN = 4
 
+# vLLM refuses a higher `n` (VLLM_MAX_N_SEQUENCES).
+MAX_REPEATS = 16384
+
 TOKEN_BYTES = array("I").itemsize
 
 
@@ -42,9 +45,9 @@ def routing_key(body: object, block_size: int) -> RoutingKey:
 
 
 def repeats(body: dict[str, Any]) -> int:
-    """How many sequences a request asks for of each prompt: its `n`."""
+    """How many sequences a request asks for of each prompt: its `n`, where vLLM would give as many."""
     n = body.get("n")
-    return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
+    return n if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_REPEATS else 1
 
 
 def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:

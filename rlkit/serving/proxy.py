@@ -30,6 +30,7 @@ from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.broadcast import Broadcaster
 from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, json_answer
 from rlkit.serving.forward import Forwarder
+from rlkit.serving.listening import base_url, cannot_listen
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 from rlkit.serving.proxy_stats import ProxyCounts, ReplicaStatus, merged_page, own_metrics, stats_json
 from rlkit.serving.registry import AdapterRegistry
@@ -101,7 +102,7 @@ class Proxy:
             self._forwarder.authorization = ""  # the client's token is for the proxy, not for the replicas
         self.server = Server(self._forwarder, self._routes(), bearer)
         port = await self.server.listen(config.host, config.port)
-        self.url = f"http://{config.host}:{port}"
+        self.url = base_url(config.host, port)
         if config.port_file is not None:
             _write_atomically(config.port_file, f"{port}\n")
 
@@ -250,8 +251,8 @@ async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
         try:
             try:
                 await proxy.listen()
-            except OSError as problem:
-                raise BadInput(f"port: cannot listen on {config.host}:{config.port}: {problem.strerror}") from None
+            except (OSError, UnicodeError) as problem:
+                raise cannot_listen(config.host, config.port, problem) from None
             logger.info("listening on %s", proxy.url)
             try:
                 yield proxy
@@ -316,11 +317,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def log_to_stderr() -> None:
+    """Say on stderr what happens to the replicas."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the proxy until SIGTERM, SIGINT or the end of its parent; exit code 2 for a bad configuration."""
     parser = argparse.ArgumentParser(prog="python -m rlkit.serving.proxy", description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see rlkit.serving.proxy_config")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     try:
         config = load_proxy_config(parser.parse_args(arguments).config)
         if config.exit_with_parent:

@@ -40,16 +40,19 @@ class ProxyConfig(BaseModel):
     def _are_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            is_written_plainly = url.isascii() and not any(character.isspace() for character in url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or not is_written_plainly:
                 raise ValueError("expected base URLs such as http://127.0.0.1:8000")
             # They are shown in logs and counters.
             if parts.username or parts.password or parts.query or parts.fragment:
                 raise ValueError(
                     "a base URL has no user, password, query or fragment; tokens come from the environment"
                 )
+            _ = parts.port  # raises ValueError when it is none
+        urls = [url.rstrip("/") for url in urls]
         if len(set(urls)) < len(urls):
             raise ValueError("one is listed twice")
-        return [url.rstrip("/") for url in urls]
+        return urls
 
     @model_validator(mode="after")
     def _fits_together(self) -> ProxyConfig:

@@ -34,6 +34,7 @@ from rlkit.errors import BadInput
 from rlkit.serving.adapter_files import CHUNK_BYTES, MAX_MANIFEST_BYTES, AdapterFile, Manifest, read_manifest
 from rlkit.serving.adapter_store import AdapterStore
 from rlkit.serving.bearer import Bearer, bearer_from
+from rlkit.serving.listening import base_url, cannot_listen
 
 logger = logging.getLogger(__name__)
 
@@ -227,9 +228,9 @@ async def serve_receiver(receiver: Receiver, host: str = "127.0.0.1", port: int 
     try:
         try:
             await web.TCPSite(runner, host, port).start()
-        except OSError as problem:
-            raise BadInput(f"port: cannot listen on {host}:{port}: {problem.strerror}") from None
-        receiver.url = f"http://{host}:{runner.addresses[0][1]}"
+        except (OSError, UnicodeError) as problem:
+            raise cannot_listen(host, port, problem) from None
+        receiver.url = base_url(host, runner.addresses[0][1])
         yield receiver
     finally:
         await runner.cleanup()

@@ -56,15 +56,21 @@ class Upstreams:
         json: Any = None,
         params: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One small request with its whole answer; whatever goes wrong is in the answer, too."""
+        """One small request with its whole answer; whatever goes wrong is in the answer, too.
+
+        A redirect is an answer like any other: a completion's would not be followed either.
+        """
         headers = {"Authorization": self.authorization} if self.authorization is not None else {}
         url = self.urls[replica] + path
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session.request(method, url, json=json, params=params, headers=headers) as response,
+                self._session.request(
+                    method, url, json=json, params=params, headers=headers, allow_redirects=False
+                ) as response,
             ):
-                return Answer(response.status, await response.text(errors="replace"))
+                # Not by the charset it names: Python has some that are none.
+                return Answer(response.status, (await response.read()).decode(errors="replace"))
         except TimeoutError:
             return Answer(None, f"no answer within {timeout_s:.0f} s", timed_out=True)
         except (aiohttp.ClientError, OSError) as error:

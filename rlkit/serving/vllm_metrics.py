@@ -95,7 +95,7 @@ def read_page(page: str) -> ReplicaReading:
         prefix_queries_total=_total(samples, PREFIX_QUERIES),
         prefix_hits_total=_total(samples, PREFIX_HITS),
         request_success_total=_total(samples, REQUEST_SUCCESS),
-        block_size=_integer(config[0].get("block_size")) if config else None,
+        block_size=(_integer(config[0].get("block_size")) or None) if config else None,
         # Some engines' sizes without the others' would be a smaller cache than there is.
         kv_cache_size_tokens=sum(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None,
         num_gpu_blocks=_integer(config[0].get("num_gpu_blocks")) if config else None,
@@ -123,12 +123,13 @@ def _values(samples: Sequence[Sample], names: tuple[str, ...]) -> list[float]:
 
 
 def _total(samples: Sequence[Sample], names: tuple[str, ...]) -> int | None:
-    values = _values(samples, names)
-    return round(sum(values)) if values else None
+    total = sum(_values(samples, names) or [math.nan])
+    return round(total) if math.isfinite(total) else None
 
 
 def _integer(label: str | None) -> int | None:
     try:
-        return int(label) if label is not None else None
+        number = int(label) if label is not None else None
     except ValueError:
         return None
+    return number if number is not None and number >= 0 else None

@@ -46,7 +46,7 @@ def test_what_is_not_an_adapter(tmp_path: Path) -> None:
         describe(tmp_path)
     for number in range(MAX_FILES + 1):
         (tmp_path / f"{number}").touch()
-    with pytest.raises(BadInput, match="not an adapter: List should have at most 16 items"):
+    with pytest.raises(BadInput, match="not an adapter: 17 files, an adapter has at most 16"):
         describe(tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from proxy_bench import POLICY, ProxyBench, eventually, proxied
 
 from rlkit.recipe import TransportSection
-from rlkit.serving.adapter_answers import Meaning, message_of, push_meaning, pushed_path
+from rlkit.serving.adapter_answers import Answer, Meaning, message_of, push_meaning, pushed_path
 from rlkit.serving.adapter_files import describe
 from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.adapter_store import AdapterStore
@@ -79,6 +79,8 @@ async def test_an_adapter_stays_what_it_was_when_it_was_loaded(push: AdapterPush
 async def test_what_no_time_mends_is_final(push: AdapterPush, receiver: Receiver, adapter: Write) -> None:
     for name, path, message in (
         ("v1", "/nowhere", "/nowhere: cannot read the adapter: No such file or directory"),
+        ("v1", "/no\0where", "'/no\\x00where': cannot read the adapter: embedded null byte"),
+        ("v1", "/\ud800", "'/\\ud800': cannot read the adapter: 'utf-8' codec can't encode"),
         ("a/b", adapter("v1"), "lora_name: 'a/b': only letters"),
     ):
         answer = await push.push(0, name, path, 1, 10.0)
@@ -185,6 +187,21 @@ async def test_a_load_that_cannot_be_pushed_is_taken_back(
         assert status == 502
         assert "replica 1: push: " in answer["error"]["message"]
         await eventually(lambda: not any(replica.engine.adapters for replica in replicas))
+
+
+async def test_a_mistake_in_a_push_fails_its_load_and_no_other(
+    replicas: Replicas, adapter: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def break_down(*_: object) -> Answer:
+        raise RuntimeError("a mistake in the push")
+
+    async with pushing(replicas, tmp_path, monkeypatch) as (bench, _):
+        with monkeypatch.context() as broken:
+            broken.setattr(AdapterPush, "push", break_down)
+            status, answer = await bench.load(adapter(POLICY))
+            assert status == 502
+            assert "push: a mistake in the proxy, told in its log" in answer["error"]["message"]
+        assert (await bench.load(adapter(POLICY)))[0] == 200
 
 
 async def test_tokens_are_shown_to_nobody(

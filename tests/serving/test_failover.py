@@ -265,6 +265,15 @@ async def test_a_replica_that_lost_an_adapter_is_told_and_another_one_is_asked()
         assert setup.forwarder.outcomes == [Outcomes(failed=1), Outcomes(completed=1)]
 
 
+async def test_an_adapter_that_no_replica_has_for_now_is_not_said_to_be_none() -> None:
+    async with forwarding(knows_nothing, knows_nothing, remembers=True) as setup:
+        status, answer = await setup.complete()
+        assert (status, json.loads(answer)["error"]["message"].endswith("it has lost the adapter")) == (502, True)
+        assert setup.forgotten == [(0, "m"), (1, "m")]
+        assert setup.forwarder.outcomes == [Outcomes(failed=1), Outcomes(failed=1)]
+        assert setup.forwarder.router.in_flight == [0, 0]
+
+
 async def test_a_model_that_nobody_knows_is_the_clients_mistake() -> None:
     async with forwarding(knows_nothing, works) as setup:
         assert (await setup.complete())[0] == 404

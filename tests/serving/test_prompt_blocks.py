@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.serving.prompt_blocks import routing_key, text_blocks, token_blocks
+from rlkit.serving.prompt_blocks import MAX_REPEATS, routing_key, text_blocks, token_blocks
 
 IDS = list(range(100, 140))
 
@@ -50,6 +50,8 @@ def test_tools_come_before_the_conversation() -> None:
         ({"prompt": IDS, "n": 0}, 1),
         ({"prompt": IDS, "n": True}, 1),
         ({"prompt": IDS, "n": "8"}, 1),
+        ({"prompt": IDS, "n": MAX_REPEATS}, MAX_REPEATS),
+        ({"prompt": IDS, "n": int("9" * 4299)}, 1),  # vLLM refuses it, and it would stay the highest number in flight
     ],
 )
 def test_a_batch_goes_where_its_first_prompt_goes_and_weighs_as_much_as_it_is(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 
@@ -114,6 +115,9 @@ async def test_an_adapter_from_outside_the_root_is_not_loaded(
         status, answer = await bench.load(adapter("outside"))
         assert status == 403
         assert answer["error"]["message"].startswith(f"lora_path: '{tmp_path}/outside' is not inside")
+        await bench.post("/pause?mode=keep")
+        assert (await bench.load(adapter("outside")))[1]["error"]["resumed"] is True
+        assert not any(replica.is_paused for replica in replicas)
         assert received(replicas[0], "/v1/load_lora") == ["/v1/load_lora_adapter"]
 
 
@@ -130,6 +134,17 @@ async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
         replicas[1].freeze(False)
         await bench.in_service()
         assert list(replicas[1].engine.adapters) == [POLICY]
+
+
+async def test_a_request_to_the_only_replica_just_restarted_is_to_be_sent_again(adapter: Write) -> None:
+    async with EmulatedReplica() as replica, proxied([replica]) as bench:
+        await bench.load(adapter(POLICY))
+        await replica.restart()
+        # Not 404: the adapter is live, and back in a moment.
+        statuses = {(await bench.complete(POLICY))[0] for _ in range(3)}
+        assert statuses <= {200, 503}
+        await bench.in_service()
+        assert (await bench.complete(POLICY))[0] == 200
 
 
 async def test_unload(replicas: Replicas, adapter: Write) -> None:
@@ -284,6 +299,17 @@ async def test_models_are_those_that_all_serve(adapter: Write) -> None:
         assert [card["id"] for card in answer["data"]] == ["emulated", POLICY]
         assert answer["data"][0]["max_model_len"] == 256
         assert answer["data"][1]["max_model_len"] is None
+
+
+async def test_models_that_are_none_are_told(replicas: Replicas) -> None:
+    class NoVllm(EmulatedReplica):
+        async def _models(self, request: web.Request) -> web.Response:
+            return web.json_response({"data": [{"name": "x"}, 1]})
+
+    async with NoVllm() as other, proxied([replicas[0], other]) as bench:
+        status, answer = await bench.get("/v1/models")
+        assert status == 502
+        assert answer["error"]["message"].startswith("/v1/models: replica 1: ")
 
 
 async def test_server_info_has_the_limits_that_all_keep() -> None:

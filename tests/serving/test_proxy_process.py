@@ -111,6 +111,11 @@ async def test_a_proxy_ends_with_the_process_that_started_it(tmp_path: Path, sta
         ({"replicas": []}, "replicas: List should have at least 1 item"),
         ({"replicas": ["localhost:8000"]}, "replicas: expected base URLs such as http://127.0.0.1:8000"),
         ({"replicas": ["http://a", "http://a"]}, "replicas: one is listed twice"),
+        ({"replicas": ["http://a", "http://a/"]}, "replicas: one is listed twice"),
+        ({"replicas": ["http://a:99999"]}, "replicas: Port out of range 0-65535"),
+        ({"replicas": ["http://a:b"]}, "replicas: Port could not be cast to integer value as 'b'"),
+        ({"replicas": ["http://\u00e4:80"]}, "replicas: expected base URLs such as http://127.0.0.1:8000"),
+        ({"replicas": ["http://a b"]}, "replicas: expected base URLs such as http://127.0.0.1:8000"),
         ({"replicas": ["http://me:pw@a"]}, "replicas: a base URL has no user, password"),
         ({"replicas": ["http://a?token=x"]}, "replicas: a base URL has no user, password"),
         ({"port": "8000"}, "port: Input should be a valid integer"),
@@ -157,6 +162,35 @@ async def test_a_port_that_is_taken(replicas: list[EmulatedReplica]) -> None:
         with pytest.raises(BadInput, match=rf"port: cannot listen on 127.0.0.1:{port}"):
             async with serve(ProxyConfig(replicas=[replicas[0].url], port=port)):
                 pass
+
+
+async def test_the_command_says_what_happens_to_the_replicas(replicas: list[EmulatedReplica], started: Any) -> None:
+    command = ("-m", "rlkit", "proxy", "--replica", replicas[0].url, "--port", "0")
+    process = started(*command, stderr=subprocess.PIPE)
+    lines = [(await asyncio.to_thread(process.stderr.readline)).strip() for _ in range(2)]
+    assert any(line.endswith("INFO replica 0 is in service") for line in lines), lines
+
+
+async def test_a_host_that_is_none(replicas: list[EmulatedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "t")
+    label = "a" * 64  # longer than a label of a name may be
+    config = ProxyConfig(
+        replicas=[replicas[0].url], host=label, port=1, incoming_token_env="TOKEN", adapter_root=Path("/")
+    )
+    with pytest.raises(BadInput, match=f"port: cannot listen on {label}:1: not a host's name"):
+        async with serve(config):
+            pass
+
+
+async def test_the_url_of_an_ipv6_address(replicas: list[EmulatedReplica], http: aiohttp.ClientSession) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    async with serve(ProxyConfig(replicas=[replicas[0].url], host="::1")) as proxy:
+        assert proxy.url.startswith("http://[::1]:")
+        async with http.get(f"{proxy.url}/is_paused") as response:
+            assert response.status in (200, 503)
 
 
 async def test_the_emulated_replica_runs_by_itself(http: aiohttp.ClientSession, started: Any) -> None:

@@ -221,6 +221,21 @@ def test_the_oldest_go_when_there_are_too_many(adapter: Write, tmp_path: Path) -
     assert not folders[1].parent.exists()
 
 
+def test_only_adapters_count_and_go(adapter: Write, tmp_path: Path) -> None:
+    others = [tmp_path / "store" / f"project-{number}" / "src" for number in range(3)]
+    for other in others:
+        other.mkdir(parents=True)
+    store = AdapterStore(tmp_path / "store", max_adapters=2)
+    folders = []
+    for version in (1, 2):
+        digest = describe(Path(adapter("a", weights=float(version)))).digest
+        with store.incoming() as incoming:
+            shutil.copytree(adapter("a", weights=float(version)), incoming, dirs_exist_ok=True)
+            folders.append(store.folder(f"v{version}", digest))
+            store.place(incoming, folders[-1])
+    assert all(folder.is_dir() for folder in [*others, *folders])
+
+
 def test_leftovers_of_an_upload_go_at_the_start(tmp_path: Path) -> None:
     (tmp_path / ".incoming-abc").mkdir()
     (tmp_path / ".incoming-abc" / "half").touch()

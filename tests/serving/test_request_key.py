@@ -68,6 +68,7 @@ def test_the_number_of_sequences_is_each_requests_own() -> None:
         of({"model": "m", "prompt": [2**40] * 20}),
         of({"model": "m", "prompt": None, "other": [1]}),
         of({"model": 3, "prompt": IDS}),
+        of({"model": "\ud800", "prompt": IDS}),
         of({"prompt": IDS}),
         of([{"prompt": IDS}]),
         of("prompt"),

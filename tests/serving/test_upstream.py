@@ -190,3 +190,17 @@ async def test_a_small_request_has_its_failure_in_the_answer() -> None:
         async with Upstreams([url]) as to:
             answer = await to.ask(0, "GET", "/health", 0.01)
             assert (answer.status, answer.timed_out) == (None, True)
+
+
+async def test_a_small_requests_answer_is_taken_as_it_is() -> None:
+    heads = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=base64",
+        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere",
+    )
+
+    async def answer(connection: int, request: int) -> bytes | None:
+        return heads[request - 1] + b"\r\nContent-Length: 3\r\n\r\n\xc3\xa4\xff"
+
+    async with raw_server(answer) as url, Upstreams([url]) as upstreams:
+        answers = [await upstreams.ask(0, "GET", "/health", 20.0) for _ in heads]
+        assert [(answer.status, answer.text) for answer in answers] == [(200, "\u00e4\ufffd"), (307, "\u00e4\ufffd")]

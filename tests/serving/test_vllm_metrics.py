@@ -107,6 +107,9 @@ def test_unknown_is_none_not_zero() -> None:
     assert (none.num_gpu_blocks, none.kv_cache_size_tokens, none.block_size, none.capacity_tokens) == (None,) * 4
     nan = read_page(PAGE.replace("0.25", "NaN").replace(" 12.0", " +Inf"))
     assert (nan.kv_usage, nan.running, nan.waiting) == (None, None, 3)
+    huge = read_page('vllm:num_requests_running 1e308\nvllm:num_requests_running{engine="1"} 1e308\n')
+    assert huge.running is None
+    assert [read_page(PAGE.replace('"32"', f'"{size}"')).block_size for size in (0, -1)] == [None, None]
     assert read_page("# HELP nothing here\n") == EMPTY
 
 
