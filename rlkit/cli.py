@@ -211,12 +211,21 @@ def proxy(
     token_env: Annotated[str | None, typer.Option(help="The variable with the token the replicas want.")] = None,
     stats_file: Annotated[Path | None, typer.Option(help="Where to write the counters as JSON.")] = None,
 ) -> None:
-    """Serve several vLLM servers as one, with every adapter on each, until stopped."""
+    """Serve several vLLM servers as one, with every adapter on each, until stopped.
+
+    Clients use it as they would one vLLM server. Completions go to the server that has the prompt in its cache; an
+    adapter is loaded on all servers or on none; pause and resume reach all of them. GET /proxy/stats says what went
+    where.
+
+    Example: rlkit proxy --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000
+    """
     from rlkit.serving.proxy import run
     from rlkit.serving.proxy_config import parse_proxy_config
 
     settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
     settings |= {"token_env": token_env, "stats_file": stats_file}
+    if stats_file is not None and not stats_file.absolute().parent.is_dir():
+        raise BadInput(f"--stats-file {stats_file}: there is no folder {stats_file.absolute().parent}")
     if recipe_file is not None:
         recipe = _load(recipe_file, None, overrides)
         settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
@@ -252,7 +261,7 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
 
     if name and folder:
         raise BadInput("--name and --folder: give one of them")
-    if name is not None and (not name or Path(name).name != name):
+    if name is not None and (Path(name).name != name or name == ".."):
         raise BadInput(f"--name {name!r}: give a name of a folder under {RUNS}, use --folder for another place")
     chosen = folder or (RUNS / name if name else None)
     if chosen is None and resume:

@@ -170,6 +170,7 @@ def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
         (["--resume", "--name", "x"], "runs/out/x holds no run"),
         (["--name", "x", "--folder", "y"], "give one of them"),
         (["--name", "../x"], "--name '../x': give a name of a folder"),
+        (["--name", ".."], "--name '..': give a name of a folder"),
         (["--name", ""], "--name: its value is empty ('')"),
     ],
 )
@@ -509,6 +510,20 @@ def test_the_proxy_takes_its_rules_from_a_recipe(monkeypatch: pytest.MonkeyPatch
     (config,) = served
     assert config.replicas == ["http://a:1", "http://b:1"]
     assert (config.transport.retry_s, config.max_loras, config.exit_with_parent) == (0.25, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "65536"], "proxy: port: expected a whole number of at least 0 and below 65536, got 65536"),
+        (["--replica", "nonsense"], "proxy: replicas: expected base URLs such as http://127.0.0.1:8000"),
+        (["--host", "0.0.0.0"], "proxy: incoming_token_env: needed when the proxy listens beyond this machine"),
+        (["--stats-file", "gone/stats.json"], "--stats-file gone/stats.json: there is no folder"),
+        (["--set", "routing.spill_threshold=3"], "--set routing.spill_threshold=3: changes a recipe"),
+    ],
+)
+def test_a_proxy_that_cannot_serve_says_why(arguments: list[str], words: str) -> None:
+    assert words in one_error(rlkit_("proxy", "--replica", "http://a:1", *arguments))
 
 
 # doctor, and the program itself

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlkit.errors import BadInput
 from rlkit.recipe import POLICY_NAME, NonNegative, Positive, RoutingSection, TransportSection
+from rlkit.refusals import refusals
 from rlkit.serving.bearer import Bearer, bearer_from
 
 
@@ -120,5 +121,4 @@ def load_proxy_config(path: Path) -> ProxyConfig:
 
 
 def _in_one_line(error: ValidationError) -> str:
-    problems = [f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()]
-    return "; ".join(problems)
+    return "; ".join(f"{field}: {what}" if field else what for field, what in refusals(error, ProxyConfig))
