@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,9 +16,10 @@ import typer
 
 from rlkit import terminal
 from rlkit.cli_errors import OneLineErrors
-from rlkit.errors import BadInput, RunFailed
+from rlkit.errors import BadInput, RlkitError, RunFailed
 
 if TYPE_CHECKING:
+    from rlkit.engines.base import Event, OnEvent
     from rlkit.preflight import Finding
     from rlkit.recipe import Recipe
     from rlkit.run_folder import RunFolder
@@ -83,16 +85,22 @@ def run(
     terminal.print_findings(findings, terminal.err)
     _stop_at_errors(findings)
     about = f"{recipe.name} in {target.path}: {recipe.train.steps} steps, engine {recipe.engine}"
-    terminal.say(about, terminal.err)
+    place = shlex.quote(str(target.path))
     try:
         with open_progress(terminal.err) as progress:
-            outcome = launch(recipe, target, progress, findings)
+            outcome = launch(recipe, target, _announcing(about, progress), findings)
     except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
-        terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
+        if target.recipe.exists():
+            terminal.say(f"{kept}continue with: rlkit run {place}", terminal.err)
         raise
     terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
-    verdict = write_results(recipe, target, report)
+    try:
+        verdict = write_results(recipe, target, report)
+    except (RlkitError, KeyboardInterrupt):
+        again = f"rlkit {'report' if report else 'diagnose'} {place}"
+        terminal.say(f"the run itself is complete; read it with: {again}", terminal.err)
+        raise
     if as_json:
         ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
         ended["peak_memory_gib"] = outcome.peak_memory_gib
@@ -246,6 +254,18 @@ def doctor(as_json: AsJson = False) -> None:
         terminal.print_lines(lines)
     if any(line.state == "fail" for line in lines):
         raise typer.Exit(1)
+
+
+def _announcing(about: str, on_event: OnEvent) -> OnEvent:
+    """`on_event`, after a line about the run at the first event: until then the engine may still refuse it."""
+    untold = iter([about])
+
+    def tell(event: Event) -> None:
+        for line in untold:
+            terminal.say(line, terminal.err)
+        on_event(event)
+
+    return tell
 
 
 def _load(path: Path, engine: str | None, overrides: list[str] | None) -> Recipe:

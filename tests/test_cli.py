@@ -242,9 +242,34 @@ def test_a_terminated_run_keeps_its_metrics_too(monkeypatch: pytest.MonkeyPatch)
 def test_what_the_engine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, BadInput("runs/out/local: a run is going on here"), logged=False)
     result = rlkit_("run", LOCAL)
-    assert result.exit_code == 2
-    assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: runs/out/local: a run is going on here"
-    assert "continue with" not in result.stderr
+    assert one_error(result) == "error: runs/out/local: a run is going on here"
+
+
+def test_a_place_is_shown_as_a_shell_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RunFailed("it ended"), logged=False)
+    assert "continue with: rlkit run 'a place'" in rlkit_("run", LOCAL, "--folder", "a place").stderr
+
+
+def test_a_run_that_never_began_cannot_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rlkit.engines, "launch", launch)
+    assert one_error(rlkit_("run", LOCAL), 130) == "error: stopped"
+
+
+@pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
+def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
+    options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlkit.results.write_results", interrupted)
+    result = rlkit_("run", LOCAL, *options)
+    assert result.exit_code == 130
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert lines[-2:] == [f"the run itself is complete; read it with: rlkit {command} runs/out/local", "error: stopped"]
 
 
 # Bad input: one line, exit code 2, nothing started. `check` refuses the same.
