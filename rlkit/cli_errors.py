@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput, RlkitError
+
+# What a user gets wrong about files; anything else (a full disk, say) is the machine's failure.
+_USERS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended: 128 + SIGINT
 
@@ -43,6 +47,11 @@ def _one_line(ctx: Any) -> Iterator[None]:
             raise
         terminal.print_error(f"{message.strip().rstrip('.')}; see {_help_of(error, ctx)}")
         raise typer.Exit(BadInput.exit_code) from None
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        terminal.print_error(f"{error.filename}: {error.strerror}")
+        raise typer.Exit(BadInput.exit_code if error.errno in _USERS else RlkitError.exit_code) from None
     except KeyboardInterrupt:
         terminal.print_error("stopped")
         raise typer.Exit(INTERRUPTED) from None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -356,6 +358,22 @@ def test_a_folder_that_cannot_hold_the_run_is_not_announced(
 def test_an_empty_value_is_not_the_current_folder(arguments: list[str], words: str, launched: list[Any]) -> None:
     assert one_error(rlkit_(*arguments)) == f"error: {words}"
     assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(errno.EACCES, 2), (errno.EROFS, 2), (errno.ENOENT, 2), (errno.ENOSPC, 1), (errno.EIO, 1)]
+)
+def test_a_file_that_cannot_be_had_is_one_line(code: int, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), "/some/file")
+
+    monkeypatch.setattr("rlkit.tracking.list_runs", refuse)
+    assert one_error(rlkit_("runs", "x"), exit_code) == f"error: /some/file: {os.strerror(code)}"
+
+
+def test_a_name_that_no_filesystem_takes_is_one_line() -> None:
+    for command in ("run", "check", "diagnose", "report"):
+        assert "File name too long" in one_error(rlkit_(command, "a" * 300))
 
 
 @pytest.mark.parametrize(
