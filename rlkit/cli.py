@@ -89,7 +89,7 @@ def run(
     try:
         with open_progress(terminal.err) as progress:
             outcome = launch(recipe, target, _announcing(about, progress), findings)
-    except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
+    except (RunFailed, OSError, KeyboardInterrupt, SystemExit):  # OSError: a full disk; SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         if target.recipe.exists():
             terminal.say(f"{kept}continue with: rlkit run {place}", terminal.err)
@@ -97,7 +97,7 @@ def run(
     terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
     try:
         verdict = write_results(recipe, target, report)
-    except (RlkitError, KeyboardInterrupt):
+    except (RlkitError, OSError, KeyboardInterrupt):
         again = f"rlkit {'report' if report else 'diagnose'} {place}"
         terminal.say(f"the run itself is complete; read it with: {again}", terminal.err)
         raise

@@ -95,8 +95,11 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     page = render(_execute(notebook, values), title or notebook.stem)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.part")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, out)
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        os.replace(unfinished, out)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return out
 
 

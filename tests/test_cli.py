@@ -371,6 +371,26 @@ def test_a_file_that_cannot_be_had_is_one_line(code: int, exit_code: int, monkey
     assert one_error(rlkit_("runs", "x"), exit_code) == f"error: /some/file: {os.strerror(code)}"
 
 
+def test_a_full_disk_is_one_line_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr("rlkit.results.write_results", write)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 1
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert lines[-2:] == [
+        "the run itself is complete; read it with: rlkit report runs/out/local",
+        "error: cannot write: No space left on device",
+    ]
+    failing(monkeypatch, full, logged=True)
+    monkeypatch.setattr("rlkit.tracking.save_frame", write)
+    lines = ANSI.sub("", rlkit_("run", LOCAL, "--name", "full").stderr).splitlines()
+    assert lines == ["continue with: rlkit run runs/out/full", "error: cannot write: No space left on device"]
+
+
 def test_a_name_that_no_filesystem_takes_is_one_line() -> None:
     for command in ("run", "check", "diagnose", "report"):
         assert "File name too long" in one_error(rlkit_(command, "a" * 300))
