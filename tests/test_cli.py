@@ -511,6 +511,8 @@ def test_diagnose_a_runs_folder_reads_what_is_in_it(launched: list[Any], monkeyp
         (["report", "n.ipynb", "-p", "a=[1"], "-p a=[1: '[1' is not a YAML value"),
         (["proxy", "--replica", "localhost:8000"], "replicas"),
         (["proxy", "--replica", "http://h:1", "--port", "70000"], "port"),
+        (["proxy", "--replica", "http://h:1", "--host", "::"], "proxy: incoming_token_env: needed when"),
+        (["proxy", "--replica", "http://h:1", "--receiver", "http://h:2"], "receiver_token_env: transport push needs"),
         (["proxy", "--replica", "http://h:1", "--set", "a=1"], "give one with --recipe"),
         (["proxy", "--replica", "http://h:1", "--token-env", "NOT_SET"], "NOT_SET is not set"),
     ],
@@ -587,6 +589,21 @@ def test_the_proxy_takes_its_rules_from_a_recipe(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_proxy_that_cannot_serve_says_why(arguments: list[str], words: str) -> None:
     assert words in one_error(rlkit_("proxy", "--replica", "http://a:1", *arguments))
+
+
+def test_the_proxy_beyond_this_machine_and_with_receivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served: list[Any] = []
+
+    async def run_until_stopped(config: Any) -> None:
+        served.append(config)
+
+    monkeypatch.setattr("rlkit.serving.proxy.run_until_stopped", run_until_stopped)
+    options = ["--host", "0.0.0.0", "--incoming-token-env", "MINE", "--adapter-root", str(tmp_path)]
+    options += ["--receiver", "http://a:2", "--receiver-token-env", "THEIRS"]
+    assert rlkit_("proxy", "--replica", "http://a:1", *options).exit_code == 0
+    (config,) = served
+    assert (config.host, config.incoming_token_env, config.adapter_root) == ("0.0.0.0", "MINE", tmp_path)
+    assert (config.transport.kind, config.receivers, config.receiver_token_env) == ("push", ["http://a:2"], "THEIRS")
 
 
 # doctor, and the program itself

@@ -63,10 +63,16 @@ class Broadcaster:
         everyone: bool = False,
     ) -> dict[int, Answer]:
         """Answers by replica: of those in service, or of every one."""
+
+        async def ask(number: int) -> Answer:
+            answer = await self._upstreams.ask(number, method, path, timeout_s, params=params)
+            if answer.status is None and not answer.timed_out:
+                # A kept connection that the replica closed just then. All that is asked here may be asked twice.
+                answer = await self._upstreams.ask(number, method, path, timeout_s, params=params)
+            return answer
+
         replicas = [number for number in range(self._count) if everyone or self._driver.registry.serves(number)]
-        answers = await asyncio.gather(
-            *(self._upstreams.ask(number, method, path, timeout_s, params=params) for number in replicas)
-        )
+        answers = await asyncio.gather(*map(ask, replicas))
         return dict(zip(replicas, answers, strict=True))
 
     async def _health(self, request: ControlRequest) -> ControlAnswer:

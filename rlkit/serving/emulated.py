@@ -10,15 +10,28 @@ import argparse
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from aiohttp import web
 
-from rlkit.serving.emulated_answers import CompletionAnswer, error_body, model_card, token_ids
-from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
+from rlkit.errors import BadInput
+from rlkit.serving.emulated_answers import (
+    CompletionAnswer,
+    compact,
+    error_body,
+    json_answer,
+    missing_fields,
+    model_card,
+    token_ids,
+)
+from rlkit.serving.emulated_engine import Adapter, EmulatedEngine, LoadRefused, Sampled
 from rlkit.serving.emulated_faults import Faults
+from rlkit.serving.emulated_timing import EmulatedTiming, rates_of
+from rlkit.simulation.replica import Capacity
 
 # What is under way is dropped first; aiohttp would take 0 for no limit.
 SHUTDOWN_S = 0.01
@@ -31,7 +44,8 @@ class EmulatedReplica:
     """One emulated vLLM server on `http://127.0.0.1:<port>`; an async context manager.
 
     `api_key` is asked for on `/v1` paths as vLLM does. `runtime_loras` and `dev_mode` stand for the two environment
-    variables without which vLLM has no adapter endpoints and no `/pause`.
+    variables without which vLLM has no adapter endpoints and no `/pause`. With `timing` completions take as long as on
+    a GPU and fill its KV cache; without it they take `faults.token_delay_s` a token and no cache.
     """
 
     def __init__(
@@ -42,6 +56,7 @@ class EmulatedReplica:
         runtime_loras: bool = True,
         dev_mode: bool = True,
         keep_alive_s: float = 75.0,
+        timing: Callable[[], EmulatedTiming] | None = None,
     ) -> None:
         self.faults = Faults()
         self.requests: list[tuple[str, str, Mapping[str, str]]] = []  # method, path with query, headers
@@ -52,6 +67,8 @@ class EmulatedReplica:
         self._runtime_loras = runtime_loras
         self._dev_mode = dev_mode
         self._keep_alive_s = keep_alive_s
+        self._make_timing = timing
+        self._timing: EmulatedTiming | None = None
         self._runner: web.AppRunner | None = None
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -60,6 +77,7 @@ class EmulatedReplica:
     def _boot(self) -> None:
         self.engine = self._make_engine()
         self.in_flight = 0
+        self._preemptions = 0  # of the timing's, those that are on the page
         self.arrived = asyncio.Event()  # set by every completion that arrives
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -83,6 +101,7 @@ class EmulatedReplica:
 
     async def start(self, port: int = 0) -> None:
         """Listen on a port (0: any)."""
+        self._timing = self._make_timing() if self._make_timing is not None else None
         app = web.Application(client_max_size=0, middlewares=[self._authenticate])
         app.add_routes(
             [
@@ -120,6 +139,8 @@ class EmulatedReplica:
 
     async def stop(self) -> None:
         """Stop listening and drop every connection, as a killed server does."""
+        if self._timing is not None:
+            self._timing.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             assert runner.server is not None
@@ -150,25 +171,34 @@ class EmulatedReplica:
         await self._thawed.wait()
         wanted = f"Bearer {self._api_key}"
         if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
-            return web.json_response({"error": "Unauthorized"}, status=401)
+            return json_answer({"error": "Unauthorized"}, status=401)
         try:
             return await handler(request)
         except web.HTTPNotFound:
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return json_answer({"detail": "Not Found"}, status=404)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.faults.unhealthy else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        self.engine.running.set(0 if self.is_paused else self.in_flight)
-        self.engine.waiting.set(self.in_flight if self.is_paused else 0)
-        return web.Response(body=self.engine.metrics_page(), content_type="text/plain", charset="utf-8")
+        engine = self.engine
+        running, waiting = (0, self.in_flight) if self.is_paused else (self.in_flight, 0)
+        if self._timing is not None:
+            replica = self._timing.bring_up_to_date()
+            running, waiting = replica.running, len(replica.waiting)
+            engine.waiting_for_capacity.set(waiting)
+            engine.usage.set(replica.usage)
+            engine.preemptions.inc(replica.preemptions - self._preemptions)
+            self._preemptions = replica.preemptions
+        engine.running.set(running)
+        engine.waiting.set(waiting)
+        return web.Response(body=engine.metrics_page(), content_type="text/plain", charset="utf-8")
 
     async def _models(self, request: web.Request) -> web.Response:
         engine = self.engine
         cards = [model_card(engine.model, engine.model, None, engine.max_model_len)]
         cards += [model_card(adapter.name, adapter.path, engine.model, None) for adapter in engine.adapters.values()]
-        return web.json_response({"object": "list", "data": cards})
+        return json_answer({"object": "list", "data": cards})
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -180,6 +210,8 @@ class EmulatedReplica:
                     await asyncio.Event().wait()
                 case (int(status), str(text)):
                     return web.Response(status=status, text=text, content_type="application/json")
+        if refusal := _incomplete(body, "lora_name", "lora_path"):
+            return refusal
         return self._text_or_error(
             lambda: self.engine.load(
                 body["lora_name"],
@@ -191,6 +223,8 @@ class EmulatedReplica:
 
     async def _unload(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if refusal := _incomplete(body, "lora_name"):
+            return refusal
         return self._text_or_error(lambda: self.engine.unload(body["lora_name"]))
 
     def _text_or_error(self, action: Callable[[], str]) -> web.Response:
@@ -199,26 +233,48 @@ class EmulatedReplica:
         except LoadRefused as refused:
             return _error(refused.status, refused.kind, refused.message)
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def _pause(self, request: web.Request) -> web.StreamResponse:
+        if self._drops_control():
+            return self._die(request, web.Response(status=500))
         if request.query.get("mode", "abort") not in ("abort", "wait", "keep"):
             return _error(400, "Bad Request", "1 validation error")
         self._resumed.clear()
-        if request.query.get("clear_cache", "true").lower() in ("true", "1"):
-            self.engine.preempt(self.in_flight)
-        return web.json_response({"status": "paused"})
+        clears = request.query.get("clear_cache", "true").lower() in ("true", "1")
+        if clears:
+            self._clear_cache()
+        if self._timing is not None:
+            self._timing.pause(clear_cache=clears)
+        return json_answer({"status": "paused"})
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        if self._drops_control():
+            return self._die(request, web.Response(status=500))
         self._resumed.set()
-        return web.json_response({"status": "resumed"})
+        if self._timing is not None:
+            self._timing.resume()
+        return json_answer({"status": "resumed"})
+
+    def _drops_control(self) -> bool:
+        drops = self.faults.dropped_controls > 0
+        self.faults.dropped_controls -= drops
+        return drops
 
     async def _is_paused(self, request: web.Request) -> web.Response:
-        return web.json_response({"is_paused": self.is_paused})
+        return json_answer({"is_paused": self.is_paused})
 
     async def _reset(self, request: web.Request) -> web.Response:
         if self.in_flight and request.query.get("reset_running_requests", "false").lower() != "true":
-            return web.json_response({"success": False})
-        self.engine.preempt(self.in_flight)
-        return web.json_response({"success": True})
+            return json_answer({"success": False})
+        self._clear_cache()
+        if self._timing is not None and not self.is_paused:
+            self._timing.pause(clear_cache=True)
+            self._timing.resume()
+        return json_answer({"success": True})
+
+    def _clear_cache(self) -> None:
+        self.engine.clear_cache()
+        if self._timing is None:
+            self.engine.preemptions.inc(self.in_flight)  # else it counts them itself
 
     async def _server_info(self, request: web.Request) -> web.Response:
         engine = self.engine
@@ -228,7 +284,7 @@ class EmulatedReplica:
             "lora_config": {"max_loras": engine.max_loras, "max_lora_rank": engine.max_lora_rank},
         }
         is_json = request.query.get("config_format", "text") == "json"
-        return web.json_response({"vllm_config": config if is_json else str(config), "vllm_env": {}, "system_env": {}})
+        return json_answer({"vllm_config": config if is_json else str(config), "vllm_env": {}, "system_env": {}})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -252,6 +308,14 @@ class EmulatedReplica:
         adapter = self.engine.bound(model)
         if adapter is None:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        limit = self.engine.max_model_len
+        asked = body.get("max_tokens") or 16
+        for one in prompts:
+            if not one:
+                message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+                return _error(400, "BadRequestError", message, "prompt")
+            if len(one) + asked > limit:
+                return _too_long(limit, asked, len(one))
         self.in_flight += 1
         self.arrived.set()
         try:
@@ -271,6 +335,8 @@ class EmulatedReplica:
                 for one in prompts
                 for _ in range(body.get("n") or 1)
             ]
+            if self._timing is not None:
+                await self._take_time(adapter, prompts, sampled)
             wants_ids, wants_logprobs = bool(body.get("return_token_ids")), body.get("logprobs") is not None
             answer = CompletionAnswer(kind, model, prompts, sampled, wants_ids, wants_logprobs)
             respond = self._stream if body.get("stream") else self._respond
@@ -284,9 +350,16 @@ class EmulatedReplica:
         finally:
             self.in_flight -= 1
 
+    async def _take_time(self, adapter: Adapter, prompts: list[list[int]], sampled: list[Sampled]) -> None:
+        assert self._timing is not None
+        each = len(sampled) // len(prompts)
+        async with asyncio.TaskGroup() as group:
+            for number, one in enumerate(sampled):
+                group.create_task(self._timing.generate(adapter, prompts[number // each], len(one.token_ids)))
+
     async def _respond(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
         await asyncio.sleep(self.faults.token_delay_s * max(len(one.token_ids) for one in answer.sampled))
-        data = json.dumps(answer.whole()).encode()
+        data = compact(answer.whole()).encode()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(data)
         await response.prepare(request)
@@ -301,7 +374,7 @@ class EmulatedReplica:
         await response.prepare(request)
         for chunk in answer.chunks():
             await asyncio.sleep(self.faults.token_delay_s)
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await response.write(f"data: {compact(chunk)}\n\n".encode())
             if dies:
                 return self._die(request, response)
         await response.write(b"data: [DONE]\n\n")
@@ -314,7 +387,24 @@ class EmulatedReplica:
 
 
 def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
-    return web.json_response(error_body(status, kind, message, param), status=status)
+    return json_answer(error_body(status, kind, message, param), status=status)
+
+
+def _incomplete(body: dict[str, Any], *names: str) -> web.Response | None:
+    message = missing_fields(body, *names)
+    if message is None:
+        return None
+    first = next(name for name in names if name not in body)
+    return _error(400, "Bad Request", message, f"body.{first}")
+
+
+def _too_long(limit: int, asked: int, given: int) -> web.Response:
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens and your "
+        f"prompt contains {given} input tokens, for a total of {given + asked} tokens. Please reduce the length of the "
+        f"input prompt or the number of requested output tokens. (parameter=input_tokens, value={given})"
+    )
+    return _error(400, "BadRequestError", message, "input_tokens")
 
 
 async def _serve(replica: EmulatedReplica, port: int) -> None:
@@ -328,18 +418,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A replica without a model, for tests and dry runs.")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--token-delay-s", type=float, default=0.0, help="seconds per generated token")
+    parser.add_argument("--gpu", help="take as long as a 1.5 B model on this GPU (h200, h100, ...), KV cache and all")
+    parser.add_argument("--kv-tokens", type=int, default=300_000, help="tokens the KV cache holds, with --gpu")
+    parser.add_argument("--speed", type=float, default=1.0, help="emulated seconds in a real one, with --gpu")
+    parser.add_argument("--mean-tokens", type=float, help="mean length of a completion; default: anything allowed")
+    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--mount", type=Path, help="files in this folder show late")
     parser.add_argument("--mount-lag-s", type=float, default=0.0, help="by so many seconds")
     options = parser.parse_args()
 
+    def engine() -> EmulatedEngine:
+        blocks = options.kv_tokens // EmulatedEngine.block_size + 1
+        sizes = {"num_gpu_blocks": blocks, "max_model_len": options.max_model_len}
+        return EmulatedEngine(**sizes, mean_tokens=options.mean_tokens)
+
     async def run() -> None:
-        replica = EmulatedReplica()
+        timing = None
+        if options.gpu is not None:
+            rates, capacity = rates_of(options.gpu), Capacity(options.kv_tokens, block_size=EmulatedEngine.block_size)
+            timing = partial(EmulatedTiming, rates, capacity, options.speed)
+        replica = EmulatedReplica(engine=engine, timing=timing)
         replica.faults.token_delay_s = options.token_delay_s
         replica.faults.mount, replica.faults.mount_lag_s = options.mount, options.mount_lag_s
         await _serve(replica, options.port)
 
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+        try:
+            asyncio.run(run())
+        except BadInput as problem:
+            sys.exit(f"emulated: {problem}")
 
 
 if __name__ == "__main__":

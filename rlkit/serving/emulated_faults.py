@@ -21,6 +21,7 @@ class Faults:
 
     loads: deque[tuple[int, str] | Literal["die", "hang"]] = field(default_factory=deque)  # status and text
     completions: deque[CompletionFault] = field(default_factory=deque)
+    dropped_controls: int = 0  # so many of the next /pause and /resume find their connection closed
     unhealthy: bool = False
     token_delay_s: float = 0.0  # per token of every completion
     mount: Path | None = None

@@ -167,9 +167,10 @@ class Proxy:
 
     async def _welcome(self, replica: int) -> None:
         self._health.recovered(replica, _now())
+        known = self._readings[replica]
         await self._read(replica)
         reading = self._readings[replica]
-        if self._first_readings[replica] is None:
+        if self._first_readings[replica] is None or reading.is_of_newer_server(known):
             self._first_readings[replica] = reading
         if self._config.routing.block_size is None and reading.block_size is not None:
             self._forwarder.block_size = reading.block_size
@@ -258,9 +259,12 @@ async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
                 await proxy.server.close(SHUTDOWN_S)
         finally:
             proxy.watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await proxy.watching
-            await proxy.close()
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await proxy.watching
+            finally:
+                # Also when the watch broke: the last counters are what tells why.
+                await proxy.close()
 
 
 def _now() -> float:

@@ -62,6 +62,12 @@ class ReplicaReading:
             return None
         return self.num_gpu_blocks * self.block_size
 
+    def is_of_newer_server(self, earlier: ReplicaReading) -> bool:
+        """Whether the server was restarted since `earlier`: what it counts has become less."""
+        counted = ("request_success_total", "generation_tokens_total", "prompt_tokens_total")
+        pairs = [(getattr(earlier, name), getattr(self, name)) for name in counted]
+        return any(before is not None and now is not None and now < before for before, now in pairs)
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing at all is known."""

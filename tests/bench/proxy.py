@@ -109,11 +109,12 @@ def verdict(result: dict[str, Any]) -> dict[str, bool]:
 
 def show(result: dict[str, Any]) -> None:
     """Print the tables."""
-    print("CPU seconds per 1,000 requests of the proxy's process (requests/s, median and p99 latency in ms, errors)")
+    print("CPU seconds per 1,000 requests of the proxy's process; how much of it in the kernel, then requests/s,")
+    print("median and p99 latency in ms, errors")
     for row in result["table"]:
         where = f"{row['bytes'] // 1000:4} KB  {row['connections']:5} connections  {row['name']:20}"
         speed = f"{row['requests_per_s']:7.0f}/s  {row['median_ms']:8.1f}  {row['p99_ms']:8.1f}"
-        print(f"{where} {row['cpu_s']:7.3f} s   {speed}  {row['errors']:4}")
+        print(f"{where} {row['cpu_s']:7.3f} s {row['kernel_s'] / row['cpu_s']:4.0%}  {speed}  {row['errors']:4}")
     for row in result["latency"]:
         print(f"added at one connection: {row['name']:20} {row['added_ms']:6.3f} ms")
     crowded = result["crowd"]
@@ -164,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _medians(name: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One row of the table."""
     row: dict[str, Any] = {"name": name, "rounds_cpu_s": [result["cpu_s"] for result in results]}
-    for field in ("cpu_s", "requests_per_s", "median_ms", "p99_ms"):
+    for field in ("cpu_s", "kernel_s", "requests_per_s", "median_ms", "p99_ms"):
         row[field] = statistics.median(result[field] for result in results)
     row["errors"] = sum(result["errors"] for result in results)
     return row

@@ -54,11 +54,12 @@ class Running:
     url: str
     pid: int
 
-    def cpu_s(self) -> float:
-        """User and system time of the process and its children so far, in seconds."""
+    def cpu_s(self) -> tuple[float, float]:
+        """Time of the process and its children so far, and the kernel's part of it, in seconds."""
         process = psutil.Process(self.pid)
         times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
-        return float(sum(one.user + one.system for one in times))
+        kernel = float(sum(one.system for one in times))
+        return kernel + float(sum(one.user for one in times)), kernel
 
     def peak_mb(self) -> float:
         """The most memory the process has had so far (VmHWM), in MB."""
@@ -169,12 +170,13 @@ def load(url: str, connections: int, requests: int, proxy: Running | None = None
         assert process.stdout is not None
         assert process.stdin is not None
         process.stdout.readline()
-        before = proxy.cpu_s() if proxy is not None else 0.0
+        before = proxy.cpu_s() if proxy is not None else (0.0, 0.0)
         process.stdin.write("go\n")
         process.stdin.flush()
         result: dict[str, Any] = json.loads(process.stdout.readline())
-        used = proxy.cpu_s() - before if proxy is not None else 0.0
-    return {**result, "requests_per_s": requests / result["seconds"], "cpu_s": used / requests * 1000}
+        after = proxy.cpu_s() if proxy is not None else (0.0, 0.0)
+    cpu_s, kernel_s = (1000 * (now - then) / requests for now, then in zip(after, before, strict=True))
+    return {**result, "requests_per_s": requests / result["seconds"], "cpu_s": cpu_s, "kernel_s": kernel_s}
 
 
 def _get(url: str, authority: Path) -> None:

@@ -31,6 +31,12 @@ def vllm_error(code: int, message: str, kind: str = "BadRequestError") -> Answer
     return Answer(code, json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}))
 
 
+def in_worker(reason: str) -> Answer:
+    """What a server whose engine has worker processes says."""
+    text = f"Worker failed with error '{reason}', please check the stack trace above for the root cause"
+    return vllm_error(500, f"Call to add_lora method failed: {text}")
+
+
 @pytest.mark.parametrize(
     ("answer", "meaning"),
     [
@@ -59,6 +65,10 @@ def vllm_error(code: int, message: str, kind: str = "BadRequestError") -> Answer
             vllm_error(500, "Error while deserializing header: incomplete metadata, file not fully covered"),
             Meaning.RETRY,
         ),
+        (in_worker("<path> doesn't contain tensors"), Meaning.RETRY),
+        (in_worker("Unterminated string starting at: line 32 column 3 (char 837)"), Meaning.RETRY),
+        (in_worker("Error while deserializing header: incomplete metadata, file not fully covered"), Meaning.RETRY),
+        (in_worker("LoRA rank 16 is greater than max_lora_rank 8."), Meaning.FINAL),
         (vllm_error(500, "vLLM does not yet support DoRA."), Meaning.FINAL),
         (vllm_error(500, "Call to add_lora method failed: out of memory"), Meaning.FINAL),
         (vllm_error(500, "EngineCore encountered an issue. See stack trace"), Meaning.RETRY),

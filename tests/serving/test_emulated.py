@@ -27,6 +27,13 @@ def refusal(engine: EmulatedEngine, name: str, path: str) -> tuple[int, str, str
     return refused.value.status, refused.value.kind, refused.value.message
 
 
+def failed_in_worker(reason: str) -> str:
+    return (
+        f"Call to add_lora method failed: Worker failed with error '{reason}', please check the stack trace above "
+        "for the root cause"
+    )
+
+
 def test_the_texts_of_a_load(adapter: Write, tmp_path: Path) -> None:
     engine = EmulatedEngine()
     path = adapter("a")
@@ -44,7 +51,7 @@ def test_the_texts_of_a_load(adapter: Write, tmp_path: Path) -> None:
     status, _, message = refusal(engine, "c", adapter("c", rank=16))
     assert (status, message) == (
         500,
-        "Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8.",
+        failed_in_worker("LoRA rank 16 is greater than max_lora_rank 8."),
     )
 
 
@@ -58,7 +65,7 @@ def test_half_written_adapters(adapter: Write) -> None:
     weights.unlink()
     assert refusal(engine, "a", str(folder))[::2] == (
         500,
-        "Call to add_lora method failed: <path> doesn't contain tensors",
+        failed_in_worker("<path> doesn't contain tensors"),
     )
     text = config.read_text()
     config.write_text(text[:5])
@@ -84,7 +91,7 @@ def test_a_name_used_again_reuses_the_old_weights_blocks_until_the_cache_is_clea
     stale = engine.sample("v1", PROMPT, 4, seed=1)
     assert stale.token_ids == expected.token_ids
     assert stale.logprobs != expected.logprobs
-    engine.preempt(0)
+    engine.clear_cache()
     assert engine.sample("v1", PROMPT, 4, seed=1) == expected
 
 
@@ -98,10 +105,10 @@ def test_a_request_keeps_the_weights_it_began_with_and_fills_the_cache_with_them
     engine.unload("v1")
     engine.load("v1", adapter("v1", weights=2.0))
     assert engine.sample(running, PROMPT, 4, seed=1) == before
-    engine.preempt(1)
+    engine.clear_cache()
     engine.prefill(running, PROMPT)  # it is computed again
     after = engine.sample("v1", PROMPT, 4, seed=1)
-    engine.preempt(0)
+    engine.clear_cache()
     assert engine.sample("v1", PROMPT, 4, seed=1) != after
     assert engine.bound("nobody") is None
 
@@ -281,6 +288,7 @@ def vllm_sources() -> str:
         "v1/worker/lora_model_runner_mixin.py",
         "v1/engine/core.py",
         "v1/engine/exceptions.py",
+        "v1/executor/multiproc_executor.py",
     ]
     # Long texts are written as adjacent literals over several lines: join them.
     return re.sub(r'"\s*\n\s*f?"', "", "\n".join((root / file).read_text() for file in files))
@@ -303,6 +311,7 @@ def vllm_sources() -> str:
         "Missing required configuration fields: {missing_fields}",
         "EngineCore encountered an issue",
         "Call to {name} method failed: {str(e)}",
+        "Worker failed with error '{result}', please check the stack trace above for the root cause",
         '{"status": "paused"}',
         '{"status": "resumed"}',
         '{"is_paused": paused}',

@@ -225,6 +225,24 @@ async def test_a_pause_that_a_replica_refuses_leaves_none_paused() -> None:
         assert not one.is_paused
 
 
+async def test_a_kept_connection_that_was_just_closed_takes_no_replica_out(replicas: Replicas) -> None:
+    async with proxied(replicas) as bench:
+        replicas[1].faults.dropped_controls = 1
+        assert await bench.post("/pause?mode=keep") == (200, {"status": "paused"})
+        replicas[0].faults.dropped_controls = 1
+        assert await bench.post("/resume") == (200, {"status": "resumed"})
+        assert [(bench.proxy.registry.serves(n), replicas[n].is_paused) for n in (0, 1)] == [(True, False)] * 2
+        assert [replica.faults.dropped_controls for replica in replicas] == [0, 0]
+
+
+async def test_a_replica_that_drops_every_control_request_is_out(replicas: Replicas) -> None:
+    async with proxied(replicas) as bench:
+        replicas[1].faults.dropped_controls = 1000
+        assert (await bench.post("/pause?mode=keep"))[0] == 200
+        assert not bench.proxy.registry.serves(1)
+        await bench.post("/resume")
+
+
 async def test_a_replica_that_joins_during_a_pause_is_paused(replicas: Replicas) -> None:
     async with proxied(replicas) as bench:
         await replicas[1].stop()

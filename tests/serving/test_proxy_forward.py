@@ -162,6 +162,8 @@ async def test_hundreds_of_requests_run_at_once(replicas: Replicas) -> None:
 
 
 async def test_a_prompt_of_megabytes_passes(replicas: Replicas) -> None:
+    for replica in replicas:
+        replica.engine.max_model_len = 10_000_000
     async with proxied(replicas) as bench:
         body = io.BytesIO(json.dumps({"model": "emulated", "prompt": [7] * 2_000_000, "max_tokens": 1}).encode())
         headers = {"Content-Type": "application/json"}
@@ -247,9 +249,12 @@ async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_request
     replicas: Replicas, adapter: Write
 ) -> None:
     path = adapter(POLICY)
+    for _ in range(3):  # somebody else's, before the proxy
+        replicas[0].engine.sample("emulated", PROMPT, 4, 1)
     async with proxied(replicas[:1]) as bench:
         await bench.load(path)
         expected = (await bench.complete(POLICY))[1]["choices"]
+        assert (await bench.get("/proxy/stats"))[1]["per_replica"][0]["vllm"]["request_success_total"] == 4
         await replicas[0].stop()
         await eventually(lambda: not bench.proxy.registry.serves(0))
         await replicas[0].restart()
@@ -257,6 +262,8 @@ async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_request
         assert list(replicas[0].engine.adapters) == [POLICY]
         status, answer = await bench.complete(POLICY)
         assert (status, answer["choices"]) == (200, expected)
+        (counted,) = (await bench.get("/proxy/stats"))[1]["per_replica"]
+        assert (counted["vllm"]["request_success_total"], counted["vllm_before"]["request_success_total"]) == (1, 0)
 
 
 async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replicas, adapter: Write) -> None:

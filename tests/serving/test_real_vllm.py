@@ -5,6 +5,7 @@ Minutes of work: three vLLM servers of a toy model are started once for the whol
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -157,8 +158,6 @@ class Side:
 @pytest.fixture
 async def sides(servers: Servers, tmp_path: Path) -> Any:
     """The emulated server and the real one, with the same adapters on disk."""
-    import asyncio
-
     folder = tmp_path / "adapters"
     shutil.copytree(servers.old, folder / "good")
     write_adapter(Path(servers.model), folder / "rank-16", 3, rank=16)
@@ -169,12 +168,16 @@ async def sides(servers: Servers, tmp_path: Path) -> Any:
         whole = (folder / name / file).read_bytes()
         (folder / name / file).write_bytes(whole[: len(whole) // 2])
     (folder / "empty").mkdir()
-    engine = lambda: EmulatedEngine(model=servers.model, max_model_len=128, block_size=32)  # noqa: E731
-    async with EmulatedReplica(engine=engine) as replica:
+    async with EmulatedReplica(
+        engine=lambda: EmulatedEngine(servers.model, max_model_len=128, block_size=32)
+    ) as replica:
         both = [Side(url, servers.model, folder) for url in (replica.url, servers.urls[0])]
-        yield lambda method, path, body=None: asyncio.gather(
-            *(asyncio.to_thread(lambda side=side: (side, side.ask(method, path, body))) for side in both)
-        )
+
+        async def ask(method: str, path: str, body: Any = None) -> list[tuple[Side, Answer]]:
+            answers = await asyncio.gather(*(asyncio.to_thread(side.ask, method, path, body) for side in both))
+            return list(zip(both, answers, strict=True))
+
+        yield ask
         for side in both:
             side.close()
 
@@ -216,10 +219,10 @@ async def test_loads_and_unloads_are_answered_alike(sides: Any) -> None:
 
 async def test_models_are_listed_alike(sides: Any) -> None:
     await sides(*load("a", "{folder}/good"))
-    (emulated, its), (real, theirs) = await sides("GET", "/v1/models")
+    (_, its), (_, theirs) = await sides("GET", "/v1/models")
     found, wanted = its.json["data"], theirs.json["data"]
     for mine, other in zip(found, wanted, strict=True):
-        assert shape(mine) == shape(other | {"permission": []})
+        assert shape(mine) == shape(other)
         assert {key: mine[key] for key in ("id", "root", "parent", "max_model_len")} == {
             key: other[key] for key in ("id", "root", "parent", "max_model_len")
         }
@@ -229,7 +232,8 @@ async def test_models_are_listed_alike(sides: Any) -> None:
 def shape(value: Any) -> Any:
     """What an answer consists of: names and kinds, without the values."""
     if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items()}
+        # A candidate is named by its text, which is the model's.
+        return {key: len(one) if key == "top_logprobs" else shape(one) for key, one in value.items()}
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
@@ -237,6 +241,7 @@ def shape(value: Any) -> Any:
 
 COMPLETION = {"model": "{model}", "prompt": PROMPT, "max_tokens": 4, "seed": 1, "temperature": 1.0}
 TRL = COMPLETION | {"return_token_ids": True, "logprobs": 0}
+CHAT = {"model": "{model}", "messages": [{"role": "user", "content": "1"}], "max_tokens": 3, "seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +252,10 @@ TRL = COMPLETION | {"return_token_ids": True, "logprobs": 0}
         ("/v1/completions", TRL | {"n": 2}),
         ("/v1/completions", TRL | {"prompt": [PROMPT, PROMPT[:40]]}),
         ("/v1/completions", TRL | {"prompt": "1+1="}),
-        ("/v1/chat/completions", {"model": "{model}", "messages": [{"role": "user", "content": "1"}], "max_tokens": 3}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT | {"return_token_ids": True, "logprobs": True}),
     ],
-    ids=["plain", "as TRL asks", "two samples", "two prompts", "text", "chat"],
+    ids=["plain", "as TRL asks", "two samples", "two prompts", "text", "chat", "chat with logprobs"],
 )
 async def test_completions_have_the_same_shape(sides: Any, path: str, body: dict[str, Any]) -> None:
     (_, its), (_, theirs) = await sides("POST", path, body)
@@ -259,18 +265,28 @@ async def test_completions_have_the_same_shape(sides: Any, path: str, body: dict
     assert shape(mine) == shape(other)
 
 
-async def test_streams_have_the_same_shape(sides: Any) -> None:
-    (_, its), (_, theirs) = await sides("POST", "/v1/completions", TRL | {"stream": True})
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", TRL), ("/v1/chat/completions", CHAT)], ids=["TRL", "chat"]
+)
+async def test_streams_have_the_same_shape(sides: Any, path: str, body: dict[str, Any]) -> None:
+    (_, its), (_, theirs) = await sides("POST", path, body | {"stream": True, "max_tokens": 20})
     mine, other = ([event for event in answer.text.split("\n\n") if event] for answer in (its, theirs))
     assert mine[-1] == other[-1] == "data: [DONE]"
     for events in (mine[:-1], other[:-1]):
+        assert len(events) > 2
         assert all(event.startswith("data: ") for event in events)
-    first = [json.loads(events[0].removeprefix("data: ")) for events in (mine, other)]
-    assert shape(first[0]) == shape(first[1])
+    parsed = [[json.loads(event.removeprefix("data: ")) for event in events[:-1]] for events in (mine, other)]
+    for place in (0, 1, -1):
+        assert shape(parsed[0][place]) == shape(parsed[1][place])
 
 
-async def test_an_unknown_model_is_answered_alike(sides: Any) -> None:
-    (emulated, its), (real, theirs) = await sides("POST", "/v1/completions", COMPLETION | {"model": "nobody"})
+@pytest.mark.parametrize(
+    "body",
+    [COMPLETION | {"model": "nobody"}, COMPLETION | {"prompt": PROMPT * 2}, {"model": "{model}"}],
+    ids=["unknown model", "too long", "no prompt"],
+)
+async def test_refusals_are_alike(sides: Any, body: dict[str, Any]) -> None:
+    (emulated, its), (real, theirs) = await sides("POST", "/v1/completions", body)
     assert (its.status, emulated.says(its)) == (theirs.status, real.says(theirs))
 
 
@@ -417,16 +433,12 @@ async def test_a_trainer_that_starts_over_is_served_its_own_weights(
 
         # The trainer dies in the middle of a sync, with requests on their way; its successor begins again at v1.
         await bench.post("/pause?mode=keep")
-        stuck = [
-            bench.session.post(f"{bench.proxy.url}/v1/completions", json=TRL | {"model": POLICY, "max_tokens": 20})
-        ]
-        import asyncio
-
-        hanging = asyncio.gather(*stuck)
+        body = TRL | {"model": POLICY, "max_tokens": 20}
+        hanging = asyncio.create_task(bench.session.post(f"{bench.proxy.url}/v1/completions", json=body))
         await eventually(lambda: sum(bench.proxy.router.in_flight) == 1)
         shutil.copytree(servers.new, path, dirs_exist_ok=True)
         await sync(bench, path)
-        (response,) = await hanging
+        response = await hanging
         assert (response.status, "being replaced" in await response.text()) == (503, True)
         response.release()
 
