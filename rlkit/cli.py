@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,9 +16,10 @@ import typer
 
 from rlkit import terminal
 from rlkit.cli_errors import OneLineErrors
-from rlkit.errors import BadInput, RunFailed
+from rlkit.errors import BadInput, RlkitError, RunFailed
 
 if TYPE_CHECKING:
+    from rlkit.engines.base import Event, OnEvent
     from rlkit.preflight import Finding
     from rlkit.recipe import Recipe
     from rlkit.run_folder import RunFolder
@@ -83,16 +85,22 @@ def run(
     terminal.print_findings(findings, terminal.err)
     _stop_at_errors(findings)
     about = f"{recipe.name} in {target.path}: {recipe.train.steps} steps, engine {recipe.engine}"
-    terminal.say(about, terminal.err)
+    place = shlex.quote(str(target.path))
     try:
         with open_progress(terminal.err) as progress:
-            outcome = launch(recipe, target, progress, findings)
-    except (RunFailed, KeyboardInterrupt, SystemExit):  # SystemExit: kill <pid>
+            outcome = launch(recipe, target, _announcing(about, progress), findings)
+    except (RunFailed, OSError, KeyboardInterrupt, SystemExit):  # OSError: a full disk; SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
-        terminal.say(f"{kept}continue with: rlkit run {target.path}", terminal.err)
+        if target.recipe.exists():
+            terminal.say(f"{kept}continue with: rlkit run {place}", terminal.err)
         raise
     terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
-    verdict = write_results(recipe, target, report)
+    try:
+        verdict = write_results(recipe, target, report)
+    except (RlkitError, OSError, KeyboardInterrupt):
+        again = f"rlkit {'report' if report else 'diagnose'} {place}"
+        terminal.say(f"the run itself is complete; read it with: {again}", terminal.err)
+        raise
     if as_json:
         ended = {"folder": str(target.path), "steps": outcome.steps, "seconds": outcome.seconds}
         ended["peak_memory_gib"] = outcome.peak_memory_gib
@@ -226,7 +234,10 @@ def proxy(
 ) -> None:
     """Serve several vLLM servers as one, with every adapter on each, until stopped.
 
-    Counters: GET /proxy/stats (JSON) and /metrics (its own and every replica's).
+    Completions go to the server that has the prompt in its cache; pause and resume reach all servers. Counters: GET
+    /proxy/stats (JSON) and /metrics (its own and every replica's).
+
+    Example: rlkit proxy --replica http://a:8000 --replica http://b:8000 --port 8080
     """
     from rlkit.recipe import TransportSection
     from rlkit.serving.proxy import log_to_stderr, run
@@ -235,6 +246,8 @@ def proxy(
     settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
     settings |= {"token_env": token_env, "incoming_token_env": incoming_token_env, "adapter_root": adapter_root}
     settings |= {"receivers": receivers or [], "receiver_token_env": receiver_token_env, "stats_file": stats_file}
+    if stats_file is not None and not stats_file.absolute().parent.is_dir():
+        raise BadInput(f"--stats-file {stats_file}: there is no folder {stats_file.absolute().parent}")
     if recipe_file is not None:
         recipe = _load(recipe_file, None, overrides)
         settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
@@ -261,6 +274,18 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+def _announcing(about: str, on_event: OnEvent) -> OnEvent:
+    """`on_event`, after a line about the run at the first event: until then the engine may still refuse it."""
+    untold = iter([about])
+
+    def tell(event: Event) -> None:
+        for line in untold:
+            terminal.say(line, terminal.err)
+        on_event(event)
+
+    return tell
+
+
 def _load(path: Path, engine: str | None, overrides: list[str] | None) -> Recipe:
     from rlkit.recipe import load_recipe
 
@@ -274,7 +299,7 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
 
     if name and folder:
         raise BadInput("--name and --folder: give one of them")
-    if name is not None and (not name or Path(name).name != name):
+    if name is not None and (Path(name).name != name or name == ".."):
         raise BadInput(f"--name {name!r}: give a name of a folder under {RUNS}, use --folder for another place")
     chosen = folder or (RUNS / name if name else None)
     if chosen is None and resume:

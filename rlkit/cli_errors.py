@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,11 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput, RlkitError
+
+# What a user gets wrong about files; anything else (a full disk, say) is the machine's failure.
+_USERS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended: 128 + SIGINT
 
@@ -43,6 +50,13 @@ def _one_line(ctx: Any) -> Iterator[None]:
             raise
         terminal.print_error(f"{message.strip().rstrip('.')}; see {_help_of(error, ctx)}")
         raise typer.Exit(BadInput.exit_code) from None
+    except OSError as error:
+        # A write names no file; that the disk is full is told all the same.
+        if error.filename is None and error.errno not in _FULL:
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        terminal.print_error(f"{error.filename}: {reason}" if error.filename else f"cannot write: {reason}")
+        raise typer.Exit(BadInput.exit_code if error.errno in _USERS else RlkitError.exit_code) from None
     except KeyboardInterrupt:
         terminal.print_error("stopped")
         raise typer.Exit(INTERRUPTED) from None

@@ -49,12 +49,15 @@ def inspect_model(section: ModelSection) -> ModelFacts:
             max_positions=toy_model.POSITIONS,
             chat_template_known=True,
         )
-    if not is_path(section.name):
-        folder = _cached_snapshot(section.name, section.revision)
-        return ModelFacts() if folder is None else _read_model(folder)
-    folder = Path(section.name).expanduser()
-    problem = _folder_problem(folder)
-    return ModelFacts(problem=problem) if problem else _read_model(folder)
+    try:
+        if not is_path(section.name):
+            snapshot = _cached_snapshot(section.name, section.revision)
+            return ModelFacts() if snapshot is None else _read_model(snapshot)
+        folder = Path(section.name).expanduser()
+        problem = _folder_problem(folder)
+        return ModelFacts(problem=problem) if problem else _read_model(folder)
+    except (OSError, RuntimeError) as error:
+        return ModelFacts(problem=_unreadable(section.name, error))
 
 
 def inspect_folder(folder: Path) -> str | None:
@@ -74,18 +77,20 @@ def is_path(name: str) -> bool:
 
 def inspect_data(section: DataSection) -> str | None:
     """What is wrong with the prompts, or None; of a file, its first row is read."""
-    path = Path(section.name).expanduser()
-    if section.name == toy_task.DATA_NAME or not (is_path(section.name) or path.suffix in {".json", ".jsonl"}):
-        return None
-    if not path.is_file():
-        return f"{section.name} {'is a folder, not a file' if path.is_dir() else 'does not exist'}"
     try:
+        path = Path(section.name).expanduser()
+        if section.name == toy_task.DATA_NAME or not (is_path(section.name) or path.suffix in {".json", ".jsonl"}):
+            return None
+        if not path.is_file():
+            return f"{section.name} {'is a folder, not a file' if path.is_dir() else 'does not exist'}"
         with path.open(encoding="utf-8") as lines:
             first = next((line for line in lines if line.strip()), None)
         if first is None:
             return f"{section.name} is empty"
         row = json.loads(first)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+    except (OSError, RuntimeError) as error:
+        return _unreadable(section.name, error)
+    except (UnicodeDecodeError, json.JSONDecodeError):
         return f"the first line of {section.name} is not JSON"
     if not isinstance(row, dict):
         return f"the first line of {section.name} is a {type(row).__name__}, not an object with columns"
@@ -221,6 +226,11 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _installed(*names: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+def _unreadable(name: str, error: OSError | RuntimeError) -> str:
+    """No permission, a name that is too long, or (RuntimeError) the home of nobody."""
+    return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _first_line(error: Exception) -> str:

@@ -111,12 +111,13 @@ def free_disk_gib(folder: Path) -> float | None:
 
 def unwritable(folder: Path) -> str | None:
     """Why nothing can be put into `folder`, which may not be there yet; None if it can."""
+    whole = Path(os.path.abspath(folder))
     try:
-        place = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+        place = next(parent for parent in [whole, *whole.parents] if parent.exists())
     except OSError as error:  # no permission to look, or a name that is too long
         return f"{folder}: {error.strerror}"
     if not place.is_dir():
-        return f"{folder} cannot be a folder, {'it' if place == folder.absolute() else place} is a file"
+        return f"{folder} cannot be a folder, {'it' if place == whole else place} is a file"
     return None if os.access(place, os.R_OK | os.W_OK | os.X_OK) else f"{place} cannot be written"
 
 

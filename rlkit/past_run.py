@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,14 @@ class PastRun:
         """Shell commands that repeat the run and this reading of it, each with what it does."""
         if self.folder is None:
             saved = {"rlkit run recipe.yaml": "the same run, with the complete recipe above saved as recipe.yaml"}
-            return saved | {f"rlkit diagnose {self.project} --run {self.name}": "the verdict alone"}
+            diagnose_it = shlex.join(["rlkit", "diagnose", self.project, "--run", self.name])
+            return saved | {diagnose_it: "the verdict alone"}
         path = self.folder.path.resolve()
         where = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path
         return {
-            f"rlkit run {where / self.folder.recipe.name}": "the same run again, in a folder of its own",
-            f"rlkit diagnose {where}": "the verdict alone",
-            f"rlkit report {where}": "this page",
+            shlex.join(["rlkit", "run", str(where / self.folder.recipe.name)]): "the same run again, in its own folder",
+            shlex.join(["rlkit", "diagnose", str(where)]): "the verdict alone",
+            shlex.join(["rlkit", "report", str(where)]): "this page",
         }
 
 

@@ -69,19 +69,22 @@ class MachineFacts:
     longest_prompt_tokens: int | None = None
 
 
-def gather_facts(recipe: Recipe, folder: Path = Path("runs/out")) -> MachineFacts:
-    """Look at this machine and at the model, prompts and reward of `recipe`; `folder` is where the run will be."""
+def gather_facts(recipe: Recipe, folder: Path | None = None) -> MachineFacts:
+    """Look at this machine and at the model, prompts and reward of `recipe`.
+
+    `folder` is where the run will be, None while that is open: then only the space here is looked at.
+    """
     versions = machine.versions(PACKAGES)
     model = inputs.inspect_model(recipe.model)
     data_problem = inputs.inspect_data(recipe.data)
     return MachineFacts(
         cuda_devices=machine.cuda_devices(versions["torch"]),
         memory_gib=machine.available_memory_gib(),
-        free_disk_gib=machine.free_disk_gib(folder),
+        free_disk_gib=machine.free_disk_gib(folder or Path.cwd()),
         free_ports=machine.free_ports(ports_needed(recipe)),
         versions=versions,
         engine_problem=engines.engine_problem(recipe.engine),
-        folder_problem=inputs.inspect_folder(folder),
+        folder_problem=None if folder is None else inputs.inspect_folder(folder),
         trackio_problem=machine.unwritable(machine.trackio_folder()),
         cache_problem=machine.unwritable(machine.cache_folder()) if recipe.model.name == MODEL_NAME else None,
         model_problem=model.problem,

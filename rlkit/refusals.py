@@ -145,7 +145,8 @@ def _allowed(node: Schema, schema: Schema) -> str:
     kind = str(node.get("type", ""))
     words = _KINDS.get(kind, "")
     if kind == "array" and node.get("items"):
-        return f"a list, each item {_allowed(node['items'], schema)}"
+        many = f" of at least {node['minItems']}" if "minItems" in node else ""
+        return f"a list{many}, each item {_allowed(node['items'], schema)}"
     if kind == "object" and isinstance(node.get("additionalProperties"), Mapping):
         return f"a mapping, each value {_allowed(node['additionalProperties'], schema)}"
     if kind == "string" and node.get("minLength"):

@@ -28,6 +28,7 @@ from papermill.exceptions import PapermillExecutionError
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from rlkit import machine
 from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
@@ -81,18 +82,24 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
 
     The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
     name files (`PATH_PARAMETERS`) are taken from the current folder. They keep their types. Raises BadInput for a
-    notebook that cannot be read, and for a parameter that it does not declare or declares with another type; what a
-    cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises anything else or the
-    kernel dies.
+    notebook that cannot be read, a page that cannot be written, and a parameter that is not declared or declared with
+    another type; what a cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises
+    anything else or the kernel dies.
     """
     values = _checked(notebook, parameters)
     if out.is_dir():
         raise BadInput(f"{out}: is a folder; name the HTML file to write")
+    problem = machine.unwritable(out.parent)
+    if problem is not None:  # said before a notebook runs for minutes
+        raise BadInput(f"{out}: cannot write the page, {problem}; name another file with --out")
     page = render(_execute(notebook, values), title or notebook.stem)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.part")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, out)
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        os.replace(unfinished, out)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return out
 
 

@@ -31,7 +31,7 @@ def write_results(recipe: Recipe, folder: RunFolder, report: bool = True) -> Ver
 
 def keep_metrics(recipe: Recipe, folder: RunFolder) -> bool:
     """Save what an interrupted run has logged; False when there is nothing yet."""
-    with suppress(RlkitError):
+    with suppress(RlkitError, OSError):  # it is called when something else has gone wrong already
         _save_metrics(recipe, folder)
         return True
     return False

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -170,6 +172,7 @@ def test_resume_takes_the_newest_run_of_the_recipe(launched: list[Any]) -> None:
         (["--resume", "--name", "x"], "runs/out/x holds no run"),
         (["--name", "x", "--folder", "y"], "give one of them"),
         (["--name", "../x"], "--name '../x': give a name of a folder"),
+        (["--name", ".."], "--name '..': give a name of a folder"),
         (["--name", ""], "--name: its value is empty ('')"),
     ],
 )
@@ -241,9 +244,34 @@ def test_a_terminated_run_keeps_its_metrics_too(monkeypatch: pytest.MonkeyPatch)
 def test_what_the_engine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, BadInput("runs/out/local: a run is going on here"), logged=False)
     result = rlkit_("run", LOCAL)
-    assert result.exit_code == 2
-    assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: runs/out/local: a run is going on here"
-    assert "continue with" not in result.stderr
+    assert one_error(result) == "error: runs/out/local: a run is going on here"
+
+
+def test_a_place_is_shown_as_a_shell_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RunFailed("it ended"), logged=False)
+    assert "continue with: rlkit run 'a place'" in rlkit_("run", LOCAL, "--folder", "a place").stderr
+
+
+def test_a_run_that_never_began_cannot_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rlkit.engines, "launch", launch)
+    assert one_error(rlkit_("run", LOCAL), 130) == "error: stopped"
+
+
+@pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
+def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
+    options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlkit.results.write_results", interrupted)
+    result = rlkit_("run", LOCAL, *options)
+    assert result.exit_code == 130
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert lines[-2:] == [f"the run itself is complete; read it with: rlkit {command} runs/out/local", "error: stopped"]
 
 
 # Bad input: one line, exit code 2, nothing started. `check` refuses the same.
@@ -330,6 +358,42 @@ def test_a_folder_that_cannot_hold_the_run_is_not_announced(
 def test_an_empty_value_is_not_the_current_folder(arguments: list[str], words: str, launched: list[Any]) -> None:
     assert one_error(rlkit_(*arguments)) == f"error: {words}"
     assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(errno.EACCES, 2), (errno.EROFS, 2), (errno.ENOENT, 2), (errno.ENOSPC, 1), (errno.EIO, 1)]
+)
+def test_a_file_that_cannot_be_had_is_one_line(code: int, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), "/some/file")
+
+    monkeypatch.setattr("rlkit.tracking.list_runs", refuse)
+    assert one_error(rlkit_("runs", "x"), exit_code) == f"error: /some/file: {os.strerror(code)}"
+
+
+def test_a_full_disk_is_one_line_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr("rlkit.results.write_results", write)
+    result = rlkit_("run", LOCAL)
+    assert result.exit_code == 1
+    lines = ANSI.sub("", result.stderr).splitlines()
+    assert lines[-2:] == [
+        "the run itself is complete; read it with: rlkit report runs/out/local",
+        "error: cannot write: No space left on device",
+    ]
+    failing(monkeypatch, full, logged=True)
+    monkeypatch.setattr("rlkit.tracking.save_frame", write)
+    lines = ANSI.sub("", rlkit_("run", LOCAL, "--name", "full").stderr).splitlines()
+    assert lines == ["continue with: rlkit run runs/out/full", "error: cannot write: No space left on device"]
+
+
+def test_a_name_that_no_filesystem_takes_is_one_line() -> None:
+    for command in ("run", "check", "diagnose", "report"):
+        assert "File name too long" in one_error(rlkit_(command, "a" * 300))
 
 
 @pytest.mark.parametrize(
@@ -511,6 +575,20 @@ def test_the_proxy_takes_its_rules_from_a_recipe(monkeypatch: pytest.MonkeyPatch
     (config,) = served
     assert config.replicas == ["http://a:1", "http://b:1"]
     assert (config.transport.retry_s, config.max_loras, config.exit_with_parent) == (0.25, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "65536"], "proxy: port: expected a whole number of at least 0 and below 65536, got 65536"),
+        (["--replica", "nonsense"], "proxy: replicas: expected base URLs such as http://127.0.0.1:8000"),
+        (["--host", "0.0.0.0"], "proxy: incoming_token_env: needed when the proxy listens beyond this machine"),
+        (["--stats-file", "gone/stats.json"], "--stats-file gone/stats.json: there is no folder"),
+        (["--set", "routing.spill_threshold=3"], "--set routing.spill_threshold=3: changes a recipe"),
+    ],
+)
+def test_a_proxy_that_cannot_serve_says_why(arguments: list[str], words: str) -> None:
+    assert words in one_error(rlkit_("proxy", "--replica", "http://a:1", *arguments))
 
 
 def test_the_proxy_beyond_this_machine_and_with_receivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

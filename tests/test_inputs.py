@@ -63,6 +63,14 @@ def test_a_run_does_not_go_into_a_file(tmp_path: Path) -> None:
     assert inspect_folder(file / "run") == f"{file / 'run'} cannot be a folder, {file} is a file"
 
 
+@pytest.mark.parametrize(("name", "reason"), [("./" + "a" * 300, "File name too long"), ("~nobody-here/x", "home")])
+def test_a_name_that_cannot_be_looked_at_is_a_problem_like_any_other(name: str, reason: str) -> None:
+    for problem in (inspect_model(ModelSection(name=name)).problem, inspect_data(DataSection(name=name))):
+        assert problem is not None
+        assert problem.startswith(f"{name} cannot be read: ")
+        assert reason in problem
+
+
 def test_the_toy_model_is_known_without_being_built() -> None:
     facts = inspect_model(ModelSection(name="toy-arithmetic"))
     assert (facts.problem, facts.head_size, facts.max_positions, facts.chat_template_known) == (None, 32, 512, True)

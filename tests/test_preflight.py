@@ -455,6 +455,13 @@ def test_the_facts_of_this_machine_suit_the_local_recipe() -> None:
     assert facts.free_disk_gib > 0
 
 
+def test_a_folder_is_looked_at_once_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert gather_facts(LOCAL, tmp_path).folder_problem == f"{tmp_path} holds other things and no run (file)"
+    monkeypatch.chdir(tmp_path)
+    assert gather_facts(LOCAL).folder_problem is None
+
+
 @pytest.mark.slow
 def test_ranks_and_head_sizes_are_those_of_the_installed_packages() -> None:
     from trl.experimental.async_grpo.async_grpo_trainer import VLLM_LORA_RANKS

@@ -29,6 +29,7 @@ class Outer(BaseModel):
     values: dict[str, int] = {}
     flag: bool = False
     filled: Annotated[str, Field(min_length=1)] = "x"
+    some: Annotated[list[int], Field(min_length=1)] = [1]
 
     @field_validator("words")
     @classmethod
@@ -72,6 +73,7 @@ def refused(data: Any, model: type[BaseModel] | None = Outer) -> list[tuple[str,
         ({"values": {1: 1}}, "values", "expected text as a name, got 1"),
         ({"flag": 1}, "flag", "expected true or false, got 1"),
         ({"filled": ""}, "filled", "expected text that is not empty, got ''"),
+        ({"some": []}, "some", "expected a list of at least 1, each item a whole number, got []"),
         ({"knd": "near"}, "knd", "unknown field, did you mean kind?"),
         ({"share": 0.5}, "share", "unknown field, did you mean inner.share?"),
         ({"inner": {"nothing": 1}}, "inner.nothing", "unknown field, there are size, share, limit"),

@@ -154,6 +154,16 @@ def test_what_a_cell_was_refused_with_is_told_as_on_the_command_line(tmp_path: P
     assert (type(failure.value), str(failure.value)) == (kind, "runs/out/x: no such run\nits log")
 
 
+def test_a_page_that_cannot_be_written_is_told_before_the_notebook_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    notebook = written(tmp_path / "n.ipynb", parameters("x: int = 1"), new_code_cell("open('ran', 'w')"))
+    with pytest.raises(
+        BadInput, match=r"out\.html: cannot write the page, .*file is a file; name another file with --out"
+    ):
+        render_notebook(notebook, {"x": 2}, tmp_path / "file" / "deep" / "out.html")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:
     dying = new_code_cell("import os\nos._exit(1)")
     notebook = written(tmp_path / "n.ipynb", parameters("x: int = 1"), new_code_cell("1"), dying, new_code_cell("2"))

@@ -66,11 +66,13 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcom
         run = _LocalRun(recipe, folder, on_event)
         try:
             steps = run.execute(checkpoint)
-        except (KeyboardInterrupt, SystemExit):
-            lock.note("stopped")
-            raise
         except BaseException as error:
-            lock.note("failed", error=str(error))
+            # A disk that is full must not hide why the run ended.
+            with contextlib.suppress(OSError):
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    lock.note("stopped")
+                else:
+                    lock.note("failed", error=str(error))
             raise
         seconds = time.monotonic() - started
         lock.note("finished", steps=steps, seconds=round(seconds, 1), peak_memory_gib=run.memory.gib)

@@ -31,7 +31,7 @@ def state_in_words(folder: RunFolder) -> str:
             return "it was killed"
         case "failed":
             reason = str(state.get("error", "")).strip().splitlines()
-            return f"it failed: {reason[0]}" if reason else "it failed"
+            return f"it failed: {reason[0].rstrip(':')}" if reason else "it failed"  # a log's last lines may follow
         case "stopped":
             return "it was stopped"
         case "finished":

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlkit.errors import BadInput
 from rlkit.recipe import POLICY_NAME, NonNegative, Positive, RoutingSection, TransportSection
+from rlkit.refusals import refusals
 from rlkit.serving.bearer import Bearer, bearer_from
 
 
@@ -123,9 +124,4 @@ def load_proxy_config(path: Path) -> ProxyConfig:
 
 
 def _in_one_line(error: ValidationError) -> str:
-    return "; ".join(_problem(item["loc"], item["msg"].removeprefix("Value error, ")) for item in error.errors())
-
-
-def _problem(where: tuple[int | str, ...], message: str) -> str:
-    # What concerns several fields names them itself.
-    return f"{'.'.join(map(str, where))}: {message}" if where else message
+    return "; ".join(f"{field}: {what}" if field else what for field, what in refusals(error, ProxyConfig))

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import math
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -227,4 +228,7 @@ class _CollectWarnings(logging.Handler):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RlkitError as error:  # the engine shows the log's end: a traceback would push the message's place out of it
+        sys.exit(f"error: {error}")

@@ -5,6 +5,7 @@ What the real trainer and real vLLM do in it is tests/test_end_to_end.py's busin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,13 +14,15 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from rlkit import preflight
 from rlkit.engines import LAUNCHERS, Event, engine_problem, launch, local
-from rlkit.engines.state import read_state
+from rlkit.engines.lock import RunLock
+from rlkit.engines.state import Status, read_state
 from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
@@ -167,6 +170,22 @@ def test_a_trainer_that_crashes(recipe: Recipe, folder: RunFolder, trainer: Call
     assert recorder.events[-1] == Event("log", text="stopping the jobs")
     assert read_state(folder)["status"] == "failed"
     assert living_jobs() == []
+
+
+def test_a_full_disk_does_not_hide_why_a_run_ended(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(CRASHES)
+    note = RunLock.note
+
+    def full(lock: RunLock, status: Status, **details: Any) -> None:
+        if status == "failed":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        note(lock, status, **details)
+
+    monkeypatch.setattr(RunLock, "note", full)
+    with pytest.raises(RunFailed, match="trainer exited with code 1"):
+        launch(recipe, folder)
 
 
 @pytest.mark.parametrize("victim", ["emulated", "rlkit.serving.proxy", "time.sleep"])

@@ -26,7 +26,7 @@ def test_a_broken_state_file_reads_as_none(tmp_path: Path, text: str) -> None:
     ("status", "details", "words"),
     [
         ("running", {}, f"it is running (process {os.getpid()})"),
-        ("failed", {"error": "replica-0 exited with code 1\nlog"}, "it failed: replica-0 exited with code 1"),
+        ("failed", {"error": "replica-0 exited with code 1:\nlog"}, "it failed: replica-0 exited with code 1"),
         ("failed", {}, "it failed"),
         ("stopped", {}, "it was stopped"),
         ("finished", {"steps": 3}, "it finished"),
