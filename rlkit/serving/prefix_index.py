@@ -21,7 +21,8 @@ MAX_FOLLOWERS = 2
 
 def chained_hashes(adapter: str, blocks: Iterable[bytes]) -> list[bytes]:
     """One hash per block, each naming the whole prefix up to it under one adapter, as vLLM's prefix cache does."""
-    digest = blake2b(adapter.encode(), digest_size=DIGEST_BYTES).digest()
+    # JSON can hold half a surrogate pair, which vLLM takes in a name as well.
+    digest = blake2b(adapter.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
     hashes = []
     for block in blocks:
         digest = blake2b(digest + block, digest_size=DIGEST_BYTES).digest()
