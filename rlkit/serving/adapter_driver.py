@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from rlkit.serving.adapter_answers import Answer
+from rlkit.serving.adapter_answers import Answer, message_of
 from rlkit.serving.adapter_commands import (
     Abort,
     Action,
@@ -49,7 +49,6 @@ class AdapterUse:
 
     model: str
     abort: Callable[[], object]
-    aborted: bool = False  # its answer is an error: the name means other weights from now on
     open: bool = True
 
 
@@ -162,9 +161,15 @@ class AdapterDriver:
         self._carry_out(self.registry.tick(self._loop.time()))
 
     async def _send(self, command: Send) -> None:
-        answer = await self._answer(command)
-        if answer.status != 200:
-            _log(command, answer)
+        try:
+            answer = await self._answer(command)
+        except Exception as problem:
+            # A mistake here. Without an answer the registry would wait for this replica, and with it every load.
+            logger.exception("replica %d: %s", command.replica, command.action)
+            answer = Answer(None, f"a mistake in the proxy, told in its log: {type(problem).__name__}")
+        if answer.status != HTTPStatus.OK:
+            what = f"{command.action} {command.name}".strip()
+            logger.info("replica %d: %s: %s %s", command.replica, what, answer.status or "", message_of(answer))
         self._carry_out(self.registry.answered(command.ticket, answer, self._loop.time()))
 
     async def _answer(self, command: Send) -> Answer:
@@ -187,10 +192,4 @@ class AdapterDriver:
 
 def _abort(use: AdapterUse) -> None:
     if use.open:
-        use.aborted = True
         use.abort()
-
-
-def _log(command: Send, answer: Answer) -> None:
-    what = f"{command.action} {command.name}".strip()
-    logger.info("replica %d: %s: %s %s", command.replica, what, answer.status or "", answer.text[:300])

@@ -187,6 +187,16 @@ async def test_a_load_that_cannot_be_pushed_is_taken_back(
         await eventually(lambda: not any(replica.engine.adapters for replica in replicas))
 
 
+async def test_a_path_that_cannot_be_one_stops_nothing(
+    replicas: Replicas, adapter: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pushing(replicas, tmp_path, monkeypatch) as (bench, _):
+        status, answer = await bench.load("/with\0in it")
+        assert status == 502
+        assert "not a path" in answer["error"]["message"]
+        assert (await bench.load(adapter(POLICY)))[0] == 200
+
+
 async def test_tokens_are_shown_to_nobody(
     replicas: Replicas,
     adapter: Write,

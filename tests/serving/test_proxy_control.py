@@ -5,14 +5,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 
 from rlkit.recipe import TransportSection
+from rlkit.serving.adapter_answers import Answer
 from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.upstream import Upstreams
 
 Write = Callable[..., str]
 Replicas = list[EmulatedReplica]
@@ -130,6 +133,24 @@ async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
         replicas[1].freeze(False)
         await bench.in_service()
         assert list(replicas[1].engine.adapters) == [POLICY]
+
+
+async def test_a_mistake_in_the_proxy_is_told_and_holds_up_no_replica(
+    replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxied(replicas) as bench:
+        ask = Upstreams.ask
+        mistakes = iter([RuntimeError("a mistake")])
+
+        async def sometimes(self: Upstreams, replica: int, method: str, path: str, *more: Any, **options: Any) -> Answer:
+            if path == "/v1/load_lora_adapter" and (mistake := next(mistakes, None)):
+                raise mistake
+            return await ask(self, replica, method, path, *more, **options)
+
+        monkeypatch.setattr(Upstreams, "ask", sometimes)
+        assert (await bench.load(adapter(POLICY)))[0] == 200
+        assert "RuntimeError: a mistake" in caplog.text
+        assert "a mistake in the proxy" in str(bench.proxy.stats()["adapters"][0]["refusals"])
 
 
 async def test_unload(replicas: Replicas, adapter: Write) -> None:
