@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
+from proxy_bench import PATIENCE_S, POLICY, PROMPT, ProxyBench, eventually, proxied
 
 from rlkit.recipe import TransportSection
 from rlkit.serving.adapter_answers import Answer
@@ -135,6 +135,32 @@ async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
         assert list(replicas[1].engine.adapters) == [POLICY]
 
 
+async def test_what_a_silent_replica_that_is_out_was_asked_for_another_one_answers(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever took it out, here three unloads without an answer, left it the requests it had."""
+    for name, seconds in (("READ_TIMEOUT_S", 0.02), ("PROBE_TIMEOUT_S", 0.02), ("SILENT_S", 0.2)):
+        monkeypatch.setattr(f"rlkit.serving.proxy.{name}", seconds)
+    async with proxied(replicas) as bench:
+        replicas[0].freeze()
+        asking = asyncio.create_task(bench.complete())
+        await eventually(lambda: bench.proxy.router.in_flight == [1, 0])
+        bench.proxy._driver.replica_left(0)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await asking)[0] == 200
+        assert bench.proxy.router.in_flight == [0, 0]
+        replicas[0].freeze(False)
+        await bench.in_service()
+
+
+async def test_a_replica_in_whose_place_a_gateway_answers_is_out(replicas: Replicas) -> None:
+    async with proxied(replicas) as bench:
+        replicas[1].faults.gateway = 503
+        await eventually(lambda: not bench.proxy.registry.serves(1))
+        replicas[1].faults.gateway = None
+        await bench.in_service()
+
+
 async def test_a_mistake_in_the_proxy_is_told_and_holds_up_no_replica(
     replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,10 +168,10 @@ async def test_a_mistake_in_the_proxy_is_told_and_holds_up_no_replica(
         ask = Upstreams.ask
         mistakes = iter([RuntimeError("a mistake")])
 
-        async def sometimes(self: Upstreams, replica: int, method: str, path: str, *more: Any, **options: Any) -> Answer:
+        async def sometimes(self: Upstreams, replica: int, method: str, path: str, *more: Any) -> Answer:
             if path == "/v1/load_lora_adapter" and (mistake := next(mistakes, None)):
                 raise mistake
-            return await ask(self, replica, method, path, *more, **options)
+            return await ask(self, replica, method, path, *more)
 
         monkeypatch.setattr(Upstreams, "ask", sometimes)
         assert (await bench.load(adapter(POLICY)))[0] == 200

@@ -12,6 +12,7 @@ from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 from rlkit.recipe import RoutingSection
 from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.forward import DEFAULT_BLOCK_SIZE
 from rlkit.serving.replica_health import MAX_FAILURES, Outcomes
 
 Write = Callable[..., str]
@@ -96,6 +97,19 @@ async def test_the_block_size_is_the_replicas_own_unless_given() -> None:
             assert bench.proxy.stats()["block_size"] == 32
         async with proxied([replica], routing=RoutingSection(block_size=128)) as bench:
             assert bench.proxy.stats()["block_size"] == 128
+
+
+async def test_the_block_size_is_read_later_when_the_first_reading_fails() -> None:
+    class Late(EmulatedEngine):
+        is_late = True
+
+        def metrics_page(self) -> bytes:
+            return b"not yet" if self.is_late else super().metrics_page()
+
+    async with EmulatedReplica(engine=lambda: Late(block_size=32)) as replica, proxied([replica]) as bench:
+        assert bench.proxy.stats()["block_size"] == DEFAULT_BLOCK_SIZE
+        Late.is_late = False
+        await eventually(lambda: bench.proxy.stats()["block_size"] == 32)
 
 
 async def test_text_chat_and_batches(replicas: Replicas) -> None:
