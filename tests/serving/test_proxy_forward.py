@@ -257,6 +257,12 @@ async def test_without_replicas_there_is_an_answer_too(replicas: Replicas) -> No
         status, answer = await bench.complete()
         assert (status, answer["error"]["message"]) == (503, "no replica is in service; see /health")
         assert bench.proxy.stats()["unrouted"] == 1
+        for path in ("/v1/completions", "/pause", "/resume"):
+            async with bench.session.post(f"{bench.proxy.url}{path}", json={"prompt": PROMPT}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        await replicas[0].restart()
+        await bench.in_service()
+        assert (await bench.complete())[0] == 200
 
 
 async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_requests(
