@@ -64,7 +64,8 @@ class Upstreams:
                 asyncio.timeout(timeout_s),
                 self._session.request(method, url, json=json, params=params, headers=headers) as response,
             ):
-                return Answer(response.status, await response.text(errors="replace"))
+                # vLLM writes UTF-8. What a header says instead may be no text encoding at all.
+                return Answer(response.status, (await response.read()).decode(errors="replace"))
         except TimeoutError:
             return Answer(None, f"no answer within {timeout_s:.0f} s", timed_out=True)
         except (aiohttp.ClientError, OSError) as error:
