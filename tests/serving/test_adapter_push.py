@@ -215,7 +215,7 @@ async def test_tokens_are_shown_to_nobody(
         serve_receiver(Receiver(AdapterStore(tmp_path / "received"), Bearer(TOKEN))) as receiver,
         proxied(
             [replica],
-            transport=TransportSection(kind="push", retry_s=0.01, deadline_s=0.2),
+            transport=TransportSection(kind="push", retry_s=0.01),
             receivers=[receiver.url],
             receiver_token_env="RECEIVERS",
             token_env="UP",
