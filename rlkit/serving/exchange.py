@@ -211,11 +211,11 @@ class Exchange:
         return connection.time() - self._sent_at <= STALE_WITHIN_S
 
     def _is_forgotten(self, parts: Sequence[bytes | memoryview]) -> bool:
-        """Whether the replica does not know an adapter it should know, and another one is asked instead."""
+        """Whether the replica does not know an adapter it should know: another one is asked, or the client later."""
         assert self._head is not None
         if self._head.status != NOT_FOUND or self._begun or b"does not exist" not in b"".join(parts):
             return False
-        if not self._forwarder.on_forgotten(self._routed.replica, self._key.model) or not self._is_another_routable():
+        if not self._forwarder.on_forgotten(self._routed.replica, self._key.model):
             return False
         self._fail_over("it has lost the adapter")
         return True

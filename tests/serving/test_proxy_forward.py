@@ -291,6 +291,7 @@ async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replica
     async with proxied(replicas[:1]) as bench:
         await bench.load(path)
         replicas[0].engine = EmulatedEngine()  # as after a restart between two readings
-        assert (await bench.complete(POLICY))[0] == 404
+        # The model exists: a 404 would say that asking again is of no use.
+        assert (await bench.complete(POLICY))[0] == 503
         await bench.in_service()
         assert (await bench.complete(POLICY))[0] == 200
