@@ -154,17 +154,15 @@ class Broadcaster:
         try:
             await asyncio.to_thread(confine, path, self._adapter_root)
         except BadInput as problem:
-            return error(HTTPStatus.FORBIDDEN, str(problem))
+            was_resumed, note = await self._resume_after_failure()
+            return error(HTTPStatus.FORBIDDEN, f"{problem}; {note}", resumed=was_resumed)
         report = await self._driver.load(name, path)
         if report.ok:
             return text_answer(f"Success: LoRA adapter '{name}' added successfully.")
         return await self._load_failed(report)
 
     async def _load_failed(self, report: OperationReport) -> ControlAnswer:
-        # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
-        resumed = await self._switch("/resume", {}, paused=False)
-        was_resumed = resumed.status == HTTPStatus.OK
-        note = "generation was resumed" if was_resumed else "generation could not be resumed"
+        was_resumed, note = await self._resume_after_failure()
         message = f"Loading lora {report.name} failed: {report.reason}; it was taken back from all replicas and {note}"
         replicas = [
             {"replica": number, "attempts": replica.attempts, "reason": replica.reason}
@@ -176,6 +174,15 @@ class Broadcaster:
         elif report.refused:
             status = HTTPStatus.CONFLICT
         return error(status, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed)
+
+    async def _resume_after_failure(self) -> tuple[bool, str]:
+        """Whether every replica generates again, and what to say of it.
+
+        TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
+        """
+        resumed = await self._switch("/resume", {}, paused=False)
+        was_resumed = resumed.status == HTTPStatus.OK
+        return was_resumed, "generation was resumed" if was_resumed else "generation could not be resumed"
 
     async def _unload(self, request: ControlRequest) -> ControlAnswer:
         name = request.fields().get("lora_name")
