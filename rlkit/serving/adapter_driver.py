@@ -17,6 +17,7 @@ from rlkit.serving.adapter_commands import (
     Command,
     Finished,
     Forget,
+    LoadCounts,
     OperationReport,
     Send,
     SetRoutable,
@@ -60,6 +61,7 @@ class AdapterDriver:
     ) -> None:
         self.registry = registry
         self.reports: deque[OperationReport] = deque(maxlen=KEPT_REPORTS)  # loads, oldest first
+        self.loads = LoadCounts(len(upstreams.urls))
         self._router = router
         self._upstreams = upstreams
         self._push = push
@@ -74,6 +76,7 @@ class AdapterDriver:
         """Load an adapter on every replica in service, or on none."""
         report = await self._until_finished(*self.registry.load(name, path, self._loop.time()))
         self.reports.append(report)
+        self.loads.count(report)
         return report
 
     async def unload(self, name: str) -> OperationReport:

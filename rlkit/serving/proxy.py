@@ -215,7 +215,7 @@ class Proxy:
 
     async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
-        own = own_metrics(self.router, self._statuses(), list(self._driver.reports), self._counts())
+        own = own_metrics(self.router, self._statuses(), self._driver.loads, self._counts())
         return ControlAnswer(body=merged_page(own, self._pages))
 
     async def _stats(self, request: ControlRequest) -> ControlAnswer:

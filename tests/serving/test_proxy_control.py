@@ -388,6 +388,26 @@ async def test_metrics_of_all_replicas_and_of_the_proxy(replicas: Replicas, adap
         assert page.count("# TYPE vllm:num_requests_running gauge") == 1
 
 
+async def test_counters_of_loads_never_go_back(
+    replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not those of the loads that are remembered."""
+    monkeypatch.setattr("rlkit.serving.adapter_driver.KEPT_REPORTS", 1)
+    replicas[1].faults.loads.append((503, "not yet"))
+    async with proxied(replicas) as bench:
+        for version in (1, 2):
+            assert (await bench.load(adapter(f"v{version}"), f"v{version}"))[0] == 200
+        assert (await bench.load(adapter("v3", rank=16), "v3"))[0] == 502
+        assert len(bench.proxy.stats()["adapters"]) == 1
+        _, page = await bench.get("/metrics")
+        families = {family.name: family.samples for family in text_string_to_metric_families(page)}
+        values = {name: [sample.value for sample in samples] for name, samples in families.items()}
+        assert values["rlkit_proxy_load_attempts"] == [3, 4]
+        assert values["rlkit_proxy_load_retries"] == [0, 1]
+        assert values["rlkit_proxy_adapter_sync_seconds"][0] == 2
+        assert values["rlkit_proxy_load_failed"] == [1]
+
+
 async def test_unknown_paths_are_told_and_not_sent(replicas: Replicas) -> None:
     async with proxied(replicas) as bench:
         status, answer = await bench.post("/init_weight_transfer_engine", {})
