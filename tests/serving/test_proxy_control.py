@@ -125,8 +125,8 @@ async def test_an_adapter_from_outside_the_root_is_not_loaded(
 async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
     replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.2)
+    monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.6)
     async with proxied(replicas, deadline_s=1000) as bench:
         replicas[1].freeze()
         assert (await bench.load(adapter(POLICY)))[0] == 200
@@ -141,12 +141,13 @@ async def test_what_a_silent_replica_that_is_out_was_asked_for_another_one_answe
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever took it out, here three unloads without an answer, left it the requests it had."""
-    for name, seconds in (("READ_TIMEOUT_S", 0.05), ("PROBE_TIMEOUT_S", 0.05), ("SILENT_S", 0.2)):
-        monkeypatch.setattr(f"rlkit.serving.proxy.{name}", seconds)
+    monkeypatch.setattr("rlkit.serving.proxy.PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.2)
     async with proxied(replicas) as bench:
-        replicas[0].freeze()
+        replicas[0].faults.completions.append("hang")
         asking = asyncio.create_task(bench.complete())
-        await eventually(lambda: bench.proxy.router.in_flight == [1, 0])
+        await eventually(lambda: replicas[0].in_flight == 1)
+        replicas[0].freeze()
         bench.proxy._driver.replica_left(0)
         async with asyncio.timeout(PATIENCE_S):
             assert (await asking)[0] == 200
