@@ -1,9 +1,8 @@
 """The local engine: the three jobs as processes on this machine, a shared folder in the place of the bucket.
 
-Order: the model, all replicas (with receivers beside them, when adapters are pushed), their first completion, the
-proxy, the trainer. Whatever ends before its time ends the
-run: the error names the job, how it ended, and its last log lines, and everything else is stopped. If this process
-itself is killed, the guard stops the jobs.
+Order: the model, all replicas, their first completion, receivers beside them when adapters are pushed, the proxy, the
+trainer. Whatever ends before its time ends the run: the error names the job, how it ended, and its last log lines, and
+everything else is stopped. If this process itself is killed, the guard stops the jobs.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ PROXY_TIMEOUT_S = 60.0
 # An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an
 # end.
 HEALTH_EVERY_S = 2.0
+UNHEALTHY_AFTER = 3
 # A look reads a kernel file for each of about ten processes, a few milliseconds.
 MEMORY_EVERY_S = 2.0
-UNHEALTHY_AFTER = 3
 # More lines than the toy model's log will have.
 TAIL_WHOLE = 1000
 # The trainer's checkpoint, and the proxy's last look at the replicas, take a few seconds.
@@ -166,7 +165,7 @@ class _LocalRun:
         for name, command in receivers.commands.items():
             self._start(name, command, receivers.environment)
         for url in receivers.urls:
-            with httpx.Client(base_url=url) as client:
+            with httpx.Client(base_url=url, mounts=DIRECT) as client:
                 self._until(functools.partial(healthy, client), PROXY_TIMEOUT_S, "the receivers' /health")
         return receivers
 

@@ -82,8 +82,11 @@ def load_meaning(answer: Answer, name: str) -> Meaning:
     return Meaning.FINAL
 
 
-def unload_meaning(answer: Answer) -> Meaning:
-    """What an answer to `/v1/unload_lora_adapter` means: a name that is not there any more is done."""
+def done_or_gone_meaning(answer: Answer) -> Meaning:
+    """What an answer to `/v1/unload_lora_adapter`, `/pause` or `/resume` means.
+
+    A name that is not there any more is unloaded, and a server without the endpoint cannot be paused.
+    """
     return Meaning.DONE if answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND) else Meaning.RETRY
 
 

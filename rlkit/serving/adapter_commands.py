@@ -1,4 +1,4 @@
-"""What the adapter registry says: commands for the shell around it, and the report of one load."""
+"""What the adapter registry says: commands for the shell around it, and how loads ended."""
 
 from __future__ import annotations
 
@@ -83,6 +83,39 @@ class OperationReport:
     def accepted_by(self) -> int:
         """Replicas that hold the adapter."""
         return sum(replica.accepted for replica in self.replicas)
+
+
+@dataclass
+class LoadCounts:
+    """All loads that have ended: how, and in how many seconds where every replica accepted.
+
+    Per replica the load requests sent, those sent again, acceptances and the seconds until them.
+    """
+
+    replicas: int
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.attempts = [0] * self.replicas
+        self.retries = [0] * self.replicas
+        self.accepted = [0] * self.replicas
+        self.seconds_until_accepted = [0.0] * self.replicas
+
+    def count(self, load: OperationReport) -> None:
+        """One more load has ended."""
+        if load.ok:
+            self.done += 1
+            self.seconds += load.seconds
+        else:
+            self.failed += 1
+        for number, part in enumerate(load.replicas):
+            self.attempts[number] += part.attempts
+            self.retries[number] += max(0, part.attempts - 1)
+            if part.seconds is not None:
+                self.accepted[number] += 1
+                self.seconds_until_accepted[number] += part.seconds
 
 
 @dataclass(frozen=True)

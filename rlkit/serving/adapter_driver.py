@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from rlkit.serving.adapter_answers import Answer
+from rlkit.serving.adapter_answers import Answer, message_of
 from rlkit.serving.adapter_commands import (
     Abort,
     Action,
     Command,
     Finished,
     Forget,
+    LoadCounts,
     OperationReport,
     Send,
     SetRoutable,
@@ -49,7 +50,6 @@ class AdapterUse:
 
     model: str
     abort: Callable[[], object]
-    aborted: bool = False  # its answer is an error: the name means other weights from now on
     open: bool = True
 
 
@@ -61,6 +61,7 @@ class AdapterDriver:
     ) -> None:
         self.registry = registry
         self.reports: deque[OperationReport] = deque(maxlen=KEPT_REPORTS)  # loads, oldest first
+        self.loads = LoadCounts(len(upstreams.urls))
         self._router = router
         self._upstreams = upstreams
         self._push = push
@@ -75,6 +76,7 @@ class AdapterDriver:
         """Load an adapter on every replica in service, or on none."""
         report = await self._until_finished(*self.registry.load(name, path, self._loop.time()))
         self.reports.append(report)
+        self.loads.count(report)
         return report
 
     async def unload(self, name: str) -> OperationReport:
@@ -164,12 +166,13 @@ class AdapterDriver:
     async def _send(self, command: Send) -> None:
         try:
             answer = await self._answer(command)
-        except Exception:
-            # Without an answer the registry would wait for this one and send the replica nothing any more.
-            logger.exception("replica %d: %s %s", command.replica, command.action, command.name)
-            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the proxy, told in its log")
-        if answer.status != 200:
-            _log(command, answer)
+        except Exception as problem:
+            # A mistake here. Without an answer the registry would wait for this replica, and with it every load.
+            logger.exception("replica %d: %s", command.replica, command.action)
+            answer = Answer(None, f"a mistake in the proxy, told in its log: {type(problem).__name__}")
+        if answer.status != HTTPStatus.OK:
+            what = f"{command.action} {command.name}".strip()
+            logger.info("replica %d: %s: %s %s", command.replica, what, answer.status or "", message_of(answer))
         self._carry_out(self.registry.answered(command.ticket, answer, self._loop.time()))
 
     async def _answer(self, command: Send) -> Answer:
@@ -192,10 +195,4 @@ class AdapterDriver:
 
 def _abort(use: AdapterUse) -> None:
     if use.open:
-        use.aborted = True
         use.abort()
-
-
-def _log(command: Send, answer: Answer) -> None:
-    what = f"{command.action} {command.name}".strip()
-    logger.info("replica %d: %s: %s %s", command.replica, what, answer.status or "", answer.text[:300])

@@ -74,7 +74,7 @@ class Manifest(BaseModel):
 
 def check_name(name: str) -> None:
     """Check that an adapter's name can be that of a folder. Raises BadInput."""
-    if re.fullmatch(NAME_PATTERN[1:-1], name) is None:
+    if re.fullmatch(NAME_PATTERN, name) is None:
         reason = "only letters, digits, '.', '_' and '-' are pushed as a name, with a letter or digit first"
         raise BadInput(f"lora_name: {name!r}: {reason}")
 
@@ -100,8 +100,8 @@ def describe(folder: Path) -> Manifest:
         files = [{"name": path.name, "size": path.stat().st_size, "sha256": sha256_of(path)} for path in paths]
     except OSError as error:
         raise BadInput(f"{folder}: cannot read the adapter: {error.strerror}") from None
-    except ValueError as error:  # a NUL, a lone surrogate: no path at all
-        raise BadInput(f"{str(folder)!r}: cannot read the adapter: {error}") from None
+    except ValueError:  # a NUL, which no system call takes
+        raise BadInput(f"{str(folder)!r}: not a path") from None
     try:
         return Manifest.model_validate({"files": files})
     except ValidationError as error:

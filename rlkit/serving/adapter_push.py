@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -16,6 +17,7 @@ from rlkit.serving.adapter_answers import Answer, pushed_path
 from rlkit.serving.adapter_files import CHUNK_BYTES, Manifest, check_name
 from rlkit.serving.adapter_manifests import AdapterManifests
 from rlkit.serving.bearer import Bearer
+from rlkit.serving.upstream_pool import describe
 
 # As for the replicas: a receiver's socket is up before its first answer.
 CONNECT_TIMEOUT_S = 10.0
@@ -63,8 +65,7 @@ class AdapterPush:
         except BadInput as problem:
             return _refusal(str(problem))
         except (aiohttp.ClientError, OSError) as problem:
-            changed = _changed(problem)
-            return changed if changed is not None else Answer(None, f"{type(problem).__name__}: {problem}")
+            return _changed(problem) or Answer(None, describe(problem))
 
     async def discard(self, replica: int, path: str, timeout_s: float) -> Answer:
         """Delete what a push brought to `path`."""
@@ -74,23 +75,22 @@ class AdapterPush:
         except TimeoutError:
             return Answer(None, f"no answer within {timeout_s:.3g} s", timed_out=True)
         except (aiohttp.ClientError, OSError) as problem:
-            return Answer(None, f"{type(problem).__name__}: {problem}")
+            return Answer(None, describe(problem))
 
     def forget(self, name: str) -> None:
         """Nobody will ask for this adapter again."""
         self._manifests.forget(name)
-
-    async def _ask(self, method: str, address: str) -> Answer:
-        async with self._session.request(method, address) as response:
-            return Answer(response.status, await response.text(errors="replace"))
 
     async def _send(self, address: str, manifest: Manifest, folder: Path) -> Answer:
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Length": str(len(manifest.line) + manifest.size),
         }
-        async with self._session.put(address, data=_contents(manifest, folder), headers=headers) as response:
-            return Answer(response.status, await response.text(errors="replace"))
+        return await self._ask("PUT", address, data=_contents(manifest, folder), headers=headers)
+
+    async def _ask(self, method: str, address: str, **options: Any) -> Answer:
+        async with self._session.request(method, address, **options) as response:
+            return Answer(response.status, (await response.read()).decode(errors="replace"))
 
 
 class _Changed(OSError):

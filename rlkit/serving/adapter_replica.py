@@ -18,6 +18,7 @@ from rlkit.serving.adapter_answers import (
     Answer,
     Meaning,
     adapter_paths,
+    done_or_gone_meaning,
     is_transient,
     load_meaning,
     load_reason,
@@ -25,7 +26,6 @@ from rlkit.serving.adapter_answers import (
     push_meaning,
     pushed_path,
     reset_meaning,
-    unload_meaning,
 )
 from rlkit.serving.adapter_commands import Action
 
@@ -160,7 +160,7 @@ class ReplicaAdapters:
             case "list":
                 meaning = self._take_list(answer, wanted)
             case "unload":
-                meaning = unload_meaning(answer)
+                meaning = done_or_gone_meaning(answer)
                 if meaning is Meaning.DONE:
                     self.held.pop(asked.name, None)
             case "reset":
@@ -170,9 +170,8 @@ class ReplicaAdapters:
             case "load":
                 meaning = self._take_load(asked, answer)
             case "pause" | "resume":
-                # Any answer will do: a server without these endpoints cannot be paused either. Without one it may have
-                # been done or not.
-                meaning = Meaning.RETRY if answer.status is None else Meaning.DONE
+                meaning = done_or_gone_meaning(answer)
+                # Without its own answer it may have been done or not.
                 self.paused = asked.action == "pause" if meaning is Meaning.DONE else None
             case "discard":
                 # The receiver bounds what it keeps by itself; a file that stays does no harm.

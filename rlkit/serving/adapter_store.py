@@ -34,7 +34,7 @@ class AdapterStore:
     def folder(self, name: str, digest: str) -> Path:
         """Where an adapter is, or would be. Raises BadInput for what cannot be a folder."""
         check_name(name)
-        if re.fullmatch(DIGEST_PATTERN[1:-1], digest) is None:
+        if re.fullmatch(DIGEST_PATTERN, digest) is None:
             raise BadInput("the digest is a SHA-256 in hexadecimal digits")
         return self.root / name / digest
 

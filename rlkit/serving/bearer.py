@@ -26,7 +26,9 @@ class Bearer:
 
     def accepts(self, header: str | None) -> bool:
         """Whether a request with this Authorization header may pass; takes the same time for every wrong one."""
-        return hmac.compare_digest((header or "").encode(errors="replace"), self.header.encode())
+        scheme, _, token = (header or "").partition(" ")
+        is_token = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
+        return is_token and scheme.lower() == "bearer"  # RFC 9110 section 11.1: the scheme in any case
 
     def __repr__(self) -> str:
         return "Bearer(...)"

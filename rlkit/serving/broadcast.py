@@ -14,7 +14,16 @@ from rlkit.serving.adapter_answers import Answer, message_of
 from rlkit.serving.adapter_commands import OperationReport
 from rlkit.serving.adapter_driver import AdapterDriver
 from rlkit.serving.adapter_files import confine
-from rlkit.serving.control import JSON, ControlAnswer, ControlRequest, Routes, error, json_answer, text_answer
+from rlkit.serving.control import (
+    JSON,
+    ControlAnswer,
+    ControlRequest,
+    Routes,
+    error,
+    json_answer,
+    no_replica,
+    text_answer,
+)
 from rlkit.serving.upstream import Upstreams
 
 # TRL gives /health 5 s.
@@ -108,7 +117,7 @@ class Broadcaster:
             # It cannot be kept in step; when it joins again it is paused or resumed as the others are by then.
             self._driver.replica_left(number)
             del answers[number]
-        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        refused = _refused(answers)
         if not answers or refused:
             if paused:
                 await self._ask_all("POST", "/resume", CONTROL_TIMEOUT_S)
@@ -119,14 +128,14 @@ class Broadcaster:
     async def _is_paused(self, request: ControlRequest) -> ControlAnswer:
         answers = await self._ask_all("GET", "/is_paused", CONTROL_TIMEOUT_S)
         states = {str(number): (_json(answer) or {}).get("is_paused") for number, answer in answers.items()}
-        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        refused = _refused(answers)
         if not answers or refused:
             return _refusal("/is_paused", refused)
         return json_answer({"is_paused": any(states.values()), "replicas": states})
 
     async def _reset(self, request: ControlRequest) -> ControlAnswer:
         answers = await self._ask_all("POST", "/reset_prefix_cache", CONTROL_TIMEOUT_S, dict(request.query))
-        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        refused = _refused(answers)
         if not answers or refused:
             return _refusal("/reset_prefix_cache", refused)
         return json_answer({"success": all((_json(answer) or {}).get("success") for answer in answers.values())})
@@ -167,7 +176,10 @@ class Broadcaster:
         return error(status, message, replicas=replicas, seconds=report.seconds, resumed=was_resumed)
 
     async def _resume_after_failure(self) -> tuple[bool, str]:
-        # TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
+        """Whether every replica generates again, and what to say of it.
+
+        TRL pauses before a load and does not resume after one that failed: nothing would generate any more.
+        """
         resumed = await self._switch("/resume", {}, paused=False)
         was_resumed = resumed.status == HTTPStatus.OK
         return was_resumed, "generation was resumed" if was_resumed else "generation could not be resumed"
@@ -199,7 +211,7 @@ class Broadcaster:
     async def _server_info(self, request: ControlRequest) -> ControlAnswer:
         """The first replica's, with the limits that all replicas keep; 502 when they serve different models."""
         answers = await self._ask_all("GET", "/server_info", INFO_TIMEOUT_S, dict(request.query))
-        refused = {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+        refused = _refused(answers)
         if not answers or refused:
             return _refusal("/server_info", refused)
         infos = [_json(answer) or {} for answer in answers.values()]
@@ -238,9 +250,13 @@ def _cards(answer: Answer) -> list[dict[str, Any]] | None:
     return cards if all(isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards) else None
 
 
+def _refused(answers: Mapping[int, Answer]) -> dict[int, Answer]:
+    return {number: answer for number, answer in answers.items() if answer.status != HTTPStatus.OK}
+
+
 def _refusal(path: str, refused: Mapping[int, Answer]) -> ControlAnswer:
     if not refused:
-        return error(HTTPStatus.SERVICE_UNAVAILABLE, f"{path}: no replica is in service; see /health")
+        return no_replica()
     reasons = {str(number): message_of(answer) for number, answer in refused.items()}
     listed = "; ".join(f"replica {number}: {reason}" for number, reason in reasons.items())
     return error(HTTPStatus.BAD_GATEWAY, f"{path}: {listed}", replicas=reasons)

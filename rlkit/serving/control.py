@@ -11,6 +11,9 @@ from typing import Any
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 
+# Seconds a client should wait; replicas out of service are asked once a second whether they are back.
+RETRY_AFTER = {"Retry-After": "1"}
+
 
 @dataclass(frozen=True)
 class ControlRequest:
@@ -59,3 +62,8 @@ def error(status: HTTPStatus, message: str, headers: Mapping[str, str] | None = 
     kind = status.phrase.replace(" ", "") + "Error"
     body = {"error": {"message": message, "type": kind, "param": None, "code": int(status)} | more}
     return json_answer(body, status, headers)
+
+
+def no_replica() -> ControlAnswer:
+    """503 to whatever needs a replica while none is in service."""
+    return error(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is in service; see /health", RETRY_AFTER)

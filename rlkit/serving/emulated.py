@@ -169,6 +169,8 @@ class EmulatedReplica:
         self.requests.append((request.method, request.path_qs, request.headers))
         del self.requests[:-KEPT_REQUESTS]
         await self._thawed.wait()
+        if self.faults.gateway is not None:
+            return web.Response(status=self.faults.gateway, text="the job is starting")
         wanted = f"Bearer {self._api_key}"
         if self._api_key and request.path.startswith("/v1") and request.headers.get("Authorization") != wanted:
             return json_answer({"error": "Unauthorized"}, status=401)

@@ -23,6 +23,7 @@ class Faults:
     completions: deque[CompletionFault] = field(default_factory=deque)
     dropped_controls: int = 0  # so many of the next /pause and /resume find their connection closed
     unhealthy: bool = False
+    gateway: int | None = None  # what stands in front of it answers every request with this status in its place
     token_delay_s: float = 0.0  # per token of every completion
     mount: Path | None = None
     mount_lag_s: float = 0.0

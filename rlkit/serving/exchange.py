@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from rlkit.serving.control import ControlAnswer, error
+from rlkit.serving.control import RETRY_AFTER, ControlAnswer, error, no_replica
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.http_answer import AnswerHead
 from rlkit.serving.http_request import Request
@@ -35,9 +35,6 @@ HELD_BYTES = 256 * 1024
 # mean there, another replica can answer. Plain numbers: looking up a member of HTTPStatus takes longer than comparing.
 NOT_HERE = frozenset({502, 503, 504})
 NOT_FOUND = 404
-
-# Seconds a client should wait; replicas out of service are asked once a second whether they are back.
-RETRY_AFTER = {"Retry-After": "1"}
 
 
 class Client(Protocol):
@@ -90,7 +87,7 @@ class Exchange:
         if routed is None:
             forwarder.admission.ended(use)
             forwarder.unrouted += 1
-            self._client.answer(_nobody())
+            self._client.answer(no_replica())
             return False
         self._use = use
         self._send_to(routed)
@@ -214,7 +211,7 @@ class Exchange:
         return connection.time() - self._sent_at <= STALE_WITHIN_S
 
     def _is_forgotten(self, parts: Sequence[bytes | memoryview]) -> bool:
-        """Whether the replica does not know an adapter it should know: another one is asked, or the client told so."""
+        """Whether the replica does not know an adapter it should know: another one is asked, or the client later."""
         assert self._head is not None
         if self._head.status != NOT_FOUND or self._begun or b"does not exist" not in b"".join(parts):
             return False
@@ -245,7 +242,7 @@ class Exchange:
             message = f"replica {failed} ({forwarder.upstreams.urls[failed]}): {reason}"
             self._client.answer(error(HTTPStatus.BAD_GATEWAY, message))
         else:
-            self._client.answer(_nobody())
+            self._client.answer(no_replica())
 
     def _complete(self) -> None:
         assert self._head is not None
@@ -273,7 +270,3 @@ class Exchange:
         if outcome is not None:
             self._end_attempt(outcome)
         self._forwarder.admission.ended(use)
-
-
-def _nobody() -> ControlAnswer:
-    return error(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is in service; see /health", RETRY_AFTER)

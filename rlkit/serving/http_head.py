@@ -59,17 +59,18 @@ class RequestHead:
     """A request line and its headers, without the body's length.
 
     `headers` are those that are passed on. `outgoing` keeps what was written for a replica, by the replica's number.
+    Both hold tokens, so neither is shown.
     """
 
     method: str
     target: str
     path: str
     query: str
-    headers: list[tuple[bytes, bytes]]
+    headers: list[tuple[bytes, bytes]] = field(repr=False)
     keep_alive: bool
     is_http_10: bool
     expects_continue: bool
-    outgoing: dict[int, bytes] = field(default_factory=dict)
+    outgoing: dict[int, bytes] = field(default_factory=dict, repr=False)
 
 
 class _Headers:

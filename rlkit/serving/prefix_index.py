@@ -21,6 +21,7 @@ MAX_FOLLOWERS = 2
 
 def chained_hashes(adapter: str, blocks: Iterable[bytes]) -> list[bytes]:
     """One hash per block, each naming the whole prefix up to it under one adapter, as vLLM's prefix cache does."""
+    # JSON can hold half a surrogate pair, which vLLM takes in a name as well.
     digest = blake2b(adapter.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
     hashes = []
     for block in blocks:

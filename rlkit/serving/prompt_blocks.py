@@ -70,7 +70,11 @@ def text_blocks(text: str, block_size: int) -> tuple[bytes, ...]:
 def _first_prompt(body: dict[str, Any]) -> tuple[object, int]:
     if "messages" in body:
         # Tools are rendered in front of the conversation by the chat templates that know them.
-        return json.dumps([body.get("tools"), body["messages"]], ensure_ascii=False), 1
+        conversation = [body.get("tools"), body["messages"]]
+        try:
+            return json.dumps(conversation, ensure_ascii=False), 1
+        except RecursionError:  # nested deeper than Python writes, though not deeper than it was read
+            return None, 1
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         return prompt[0], len(prompt)

@@ -29,6 +29,7 @@ from rlkit.serving.adapter_driver import AdapterDriver
 from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.broadcast import Broadcaster
 from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, json_answer
+from rlkit.serving.exchange import NOT_HERE
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.listening import base_url, cannot_listen
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
@@ -139,27 +140,35 @@ class Proxy:
     async def _watch(self, replica: int) -> None:
         outcomes, heard_at = self._outcomes_of(replica), _now()
         while True:
-            if self._driver.registry.is_out(replica):
-                heard_at = _now()
-                if self._health.may_return(replica, _now()):
-                    answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
-                    if answer.status == HTTPStatus.OK:
-                        await self._welcome(replica)
-                await asyncio.sleep(PROBE_EVERY_S)
-            else:
-                await asyncio.sleep(READ_EVERY_S)
-                answer = await self._read(replica)
-                if self._outcomes_of(replica) != outcomes or not answer.timed_out:
-                    outcomes, heard_at = self._outcomes_of(replica), _now()
-                # A server under load may be slow to answer; only one that is not there, or says nothing for long, is
-                # out of service.
-                if answer.timed_out:
-                    if _now() - heard_at >= SILENT_S:
+            is_out = self._driver.registry.is_out(replica)
+            answer = await (self._probe(replica) if is_out else self._look_at(replica))
+            if answer is None or not answer.timed_out or self._outcomes_of(replica) != outcomes:
+                outcomes, heard_at = self._outcomes_of(replica), _now()
+            # A server under load may be slow to answer; only one that is not there, or says nothing for long, is out of
+            # service.
+            if answer is not None and answer.timed_out:
+                if _now() - heard_at >= SILENT_S:
+                    if not is_out:
                         self._lost(replica)
-                        # What it was asked for, another replica can answer.
-                        self._upstreams.pools[replica].break_off()
-                elif answer.status is None and self._health.failed(replica):
-                    self._lost(replica)
+                    # What it was asked for, another replica can answer. Also when it was out before: what takes a
+                    # replica out leaves it the requests it has, as long as it says anything.
+                    self._upstreams.pools[replica].break_off()
+            elif answer is not None and not is_out and _is_nobodys(answer) and self._health.failed(replica):
+                self._lost(replica)
+
+    async def _probe(self, replica: int) -> Answer | None:
+        """Ask a replica that is out of service whether it is back; None while it is left alone."""
+        answer = None
+        if self._health.may_return(replica, _now()):
+            answer = await self._upstreams.ask(replica, "GET", "/health", PROBE_TIMEOUT_S)
+            if answer.status == HTTPStatus.OK:
+                await self._welcome(replica)
+        await asyncio.sleep(PROBE_EVERY_S)
+        return answer
+
+    async def _look_at(self, replica: int) -> Answer:
+        await asyncio.sleep(READ_EVERY_S)
+        return await self._read(replica)
 
     def _outcomes_of(self, replica: int) -> int:
         """Completions it has answered, whatever it said."""
@@ -173,8 +182,6 @@ class Proxy:
         reading = self._readings[replica]
         if self._first_readings[replica] is None or reading.is_of_newer_server(known):
             self._first_readings[replica] = reading
-        if self._config.routing.block_size is None and reading.block_size is not None:
-            self._forwarder.block_size = reading.block_size
         self._driver.replica_back(replica)
 
     async def _read(self, replica: int) -> Answer:
@@ -183,10 +190,21 @@ class Proxy:
         reading = read_page(self._pages[replica] or "")
         if not reading.is_empty:
             self._readings[replica] = reading
+            self._take_block_size()
         return answer
 
+    def _take_block_size(self) -> None:
+        """The first replica's that has told; replicas of one model have the same."""
+        sizes = [reading.block_size for reading in self._readings if reading.block_size is not None]
+        if self._config.routing.block_size is None and sizes:
+            self._forwarder.block_size = sizes[0]
+
     async def _read_all(self) -> None:
-        await asyncio.gather(*(self._read(replica) for replica in range(len(self._readings))))
+        # One that is out may not answer at all: whoever asks for the counters does not wait for it.
+        serving = [replica for replica in range(len(self._readings)) if self.registry.serves(replica)]
+        await asyncio.gather(*map(self._read, serving))
+        for replica in set(range(len(self._readings))) - set(serving):
+            self._pages[replica] = None
 
     def _lost(self, replica: int) -> None:
         self._health.went(replica, _now())
@@ -202,7 +220,7 @@ class Proxy:
 
     async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
-        own = own_metrics(self.router, self._statuses(), list(self._driver.reports), self._counts())
+        own = own_metrics(self.router, self._statuses(), self._driver.loads, self._counts())
         return ControlAnswer(body=merged_page(own, self._pages))
 
     async def _stats(self, request: ControlRequest) -> ControlAnswer:
@@ -266,6 +284,11 @@ async def serve(config: ProxyConfig) -> AsyncIterator[Proxy]:
             finally:
                 # Also when the watch broke: the last counters are what tells why.
                 await proxy.close()
+
+
+def _is_nobodys(answer: Answer) -> bool:
+    """Whether no server answered, or what stands in front of it did in its place."""
+    return answer.status is None or answer.status in NOT_HERE
 
 
 def _now() -> float:

@@ -10,7 +10,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from rlkit.serving.adapter_commands import OperationReport
+from rlkit.serving.adapter_commands import LoadCounts, OperationReport
 from rlkit.serving.replica_health import Outcomes
 from rlkit.serving.router import DECISIONS, Router
 from rlkit.serving.vllm_metrics import ReplicaReading, parse_families
@@ -88,7 +88,7 @@ def stats_json(
 
 
 def own_metrics(
-    router: Router, replicas: Sequence[ReplicaStatus], loads: Sequence[OperationReport], proxy: ProxyCounts
+    router: Router, replicas: Sequence[ReplicaStatus], loads: LoadCounts, proxy: ProxyCounts
 ) -> list[Metric]:
     """The proxy's own metric families."""
     routed = CounterMetricFamily(
@@ -112,20 +112,16 @@ def own_metrics(
         in_flight.add_metric([label], router.in_flight[number])
         serves.add_metric([label], replica.serves)
         resent.add_metric([label], replica.resent)
-        tries = [load.replicas[number].attempts for load in loads]
-        attempts.add_metric([label], sum(tries))
-        retries.add_metric([label], sum(max(0, count - 1) for count in tries))
-        seconds = [load.replicas[number].seconds for load in loads]
-        accepted = [one for one in seconds if one is not None]
-        taken.add_metric([label], count_value=len(accepted), sum_value=sum(accepted))
-    done = [load for load in loads if load.ok]
+        attempts.add_metric([label], loads.attempts[number])
+        retries.add_metric([label], loads.retries[number])
+        taken.add_metric([label], count_value=loads.accepted[number], sum_value=loads.seconds_until_accepted[number])
     syncs = SummaryMetricFamily(
         "rlkit_proxy_adapter_sync_seconds",
         "Adapter loads that every replica accepted.",
-        count_value=len(done),
-        sum_value=sum(load.seconds for load in done),
+        count_value=loads.done,
+        sum_value=loads.seconds,
     )
-    failed = CounterMetricFamily("rlkit_proxy_load_failed", "Adapter loads rolled back.", value=len(loads) - len(done))
+    failed = CounterMetricFamily("rlkit_proxy_load_failed", "Adapter loads that failed.", value=loads.failed)
     unrouted = CounterMetricFamily(
         "rlkit_proxy_unrouted", "Requests that came while no replica was in service.", value=proxy.unrouted
     )

@@ -299,8 +299,9 @@ class Server:
         return error(HTTPStatus.NOT_FOUND, f"the proxy has no {path}; nothing was sent to the replicas")
 
     def _sweep(self) -> None:
+        # First, so that a connection which cannot be closed does not end the watch over all others.
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._sweep)
         now = self.time()
         for connection in list(self.connections):
             if connection.deadline < now:
                 connection.expire()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._sweep)

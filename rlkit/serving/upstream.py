@@ -69,7 +69,7 @@ class Upstreams:
                     method, url, json=json, params=params, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                # Not by the charset it names: Python has some that are none.
+                # vLLM writes UTF-8. What a header says instead may be no text encoding at all.
                 return Answer(response.status, (await response.read()).decode(errors="replace"))
         except TimeoutError:
             return Answer(None, f"no answer within {timeout_s:.0f} s", timed_out=True)

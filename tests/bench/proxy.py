@@ -1,10 +1,10 @@
-"""What the proxy costs: python tests/bench/proxy.py [--vllm-router COMMAND] [--json]
+"""What the proxy costs: python tests/bench/proxy.py [--vllm-router COMMAND]
 
 CPU seconds of each proxy's process per 1,000 requests (4 KB prompts in groups of eight), by size of the answer and
 number of connections, medians over rounds whose order rotates; replicas and load are other processes. Beside rlkit's
 proxy: vllm-router, when its command is given (pip install vllm-router==0.1.17, in an environment of its own), and a
 plain aiohttp proxy with the same routing rule; each of them also before replicas behind TLS. Then the latency added at
-one connection, and memory with 4,096 requests in flight.
+one connection, and memory with 4,096 requests in flight. Prints tables, and all of it as JSON in the last line.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", help="names of the proxies to compare")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     left_out: list[str] = []
     with ExitStack() as stack:
@@ -155,10 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result["crowd"] = crowd(machine, SUBJECTS[0])
     result["left_out"] = left_out
     result["met"] = verdict(result)
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
-        show(result)
+    show(result)
+    print(json.dumps(result))
     return 0 if all(result["met"].values()) else 1
 
 

@@ -14,13 +14,13 @@ from rlkit.serving.adapter_answers import (
     Answer,
     Meaning,
     adapter_paths,
+    done_or_gone_meaning,
     load_meaning,
     load_reason,
     message_of,
     push_meaning,
     pushed_path,
     reset_meaning,
-    unload_meaning,
 )
 from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
 
@@ -125,10 +125,10 @@ def test_a_missing_route_is_told_with_the_way_out() -> None:
 
 
 def test_unload_and_reset() -> None:
-    assert unload_meaning(Answer(200, "Success")) is Meaning.DONE
-    assert unload_meaning(vllm_error(404, f"The lora adapter '{NAME}' cannot be found.")) is Meaning.DONE
-    assert unload_meaning(Answer(500)) is Meaning.RETRY
-    assert unload_meaning(Answer(None)) is Meaning.RETRY
+    assert done_or_gone_meaning(Answer(200, "Success")) is Meaning.DONE
+    assert done_or_gone_meaning(vllm_error(404, f"The lora adapter '{NAME}' cannot be found.")) is Meaning.DONE
+    assert done_or_gone_meaning(Answer(500)) is Meaning.RETRY
+    assert done_or_gone_meaning(Answer(None)) is Meaning.RETRY
     assert reset_meaning(Answer(200, '{"success":true}')) is Meaning.DONE
     assert reset_meaning(Answer(200, '{"success":false}')) is Meaning.RETRY
     assert reset_meaning(Answer(404, '{"detail":"Not Found"}')) is Meaning.UNAVAILABLE

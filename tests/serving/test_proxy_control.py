@@ -5,15 +5,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
+from proxy_bench import PATIENCE_S, POLICY, PROMPT, ProxyBench, eventually, proxied
 
 from rlkit.recipe import TransportSection
+from rlkit.serving.adapter_answers import Answer
 from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.upstream import Upstreams
 
 Write = Callable[..., str]
 Replicas = list[EmulatedReplica]
@@ -58,12 +61,12 @@ async def test_files_that_appear_during_the_load(replicas: Replicas, adapter: Wr
 async def test_a_load_that_fails_is_taken_back_told_and_generation_resumed(replicas: Replicas, adapter: Write) -> None:
     path = adapter(POLICY)
     replicas[1].faults.loads.extend([(503, "not yet")] * 1000)
-    async with proxied(replicas, deadline_s=0.2) as bench:
+    async with proxied(replicas, deadline_s=0.5) as bench:
         await bench.post("/pause?mode=keep")
         status, answer = await bench.load(path)
         assert status == 504
         message = answer["error"]["message"]
-        assert "replica 1 did not accept it within 0.2 s" in message
+        assert "replica 1 did not accept it within 0.5 s" in message
         assert "generation was resumed" in message
         assert answer["error"]["resumed"] is True
         assert answer["error"]["replicas"][1]["reason"] == "not yet"
@@ -76,7 +79,7 @@ async def test_a_load_that_fails_is_taken_back_told_and_generation_resumed(repli
 
 async def test_a_load_is_never_answered_with_404(adapter: Write, tmp_path: Path) -> None:
     """TRL takes 404 for a server without the endpoint."""
-    async with EmulatedReplica() as replica, proxied([replica], deadline_s=0.05) as bench:
+    async with EmulatedReplica() as replica, proxied([replica], deadline_s=0.3) as bench:
         status, answer = await bench.load(str(tmp_path / "nowhere"))
         assert status == 504
         assert "No adapter found" in answer["error"]["replicas"][0]["reason"]
@@ -112,20 +115,19 @@ async def test_an_adapter_from_outside_the_root_is_not_loaded(
 ) -> None:
     async with proxied(replicas, adapter_root=tmp_path / "root") as bench:
         assert (await bench.load(adapter("root/inside")))[0] == 200
-        status, answer = await bench.load(adapter("outside"))
-        assert status == 403
-        assert answer["error"]["message"].startswith(f"lora_path: '{tmp_path}/outside' is not inside")
         await bench.post("/pause?mode=keep")
-        assert (await bench.load(adapter("outside")))[1]["error"]["resumed"] is True
-        assert not any(replica.is_paused for replica in replicas)
+        status, answer = await bench.load(adapter("outside"))
+        assert (status, answer["error"]["resumed"]) == (403, True)
+        assert [replica.is_paused for replica in replicas] == [False, False]
+        assert answer["error"]["message"].startswith(f"lora_path: '{tmp_path}/outside' is not inside")
         assert received(replicas[0], "/v1/load_lora") == ["/v1/load_lora_adapter"]
 
 
 async def test_a_replica_that_is_silent_for_long_is_not_waited_for(
     replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.2)
+    monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.6)
     async with proxied(replicas, deadline_s=1000) as bench:
         replicas[1].freeze()
         assert (await bench.load(adapter(POLICY)))[0] == 200
@@ -145,6 +147,67 @@ async def test_a_request_to_the_only_replica_just_restarted_is_to_be_sent_again(
         assert statuses <= {200, 503}
         await bench.in_service()
         assert (await bench.complete(POLICY))[0] == 200
+
+
+async def test_what_a_silent_replica_that_is_out_was_asked_for_another_one_answers(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever took it out, here three unloads without an answer, left it the requests it had."""
+    monkeypatch.setattr("rlkit.serving.proxy.PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rlkit.serving.proxy.SILENT_S", 0.2)
+    async with proxied(replicas) as bench:
+        replicas[0].faults.completions.append("hang")
+        asking = asyncio.create_task(bench.complete())
+        await eventually(lambda: replicas[0].in_flight == 1)
+        replicas[0].freeze()
+        bench.proxy._driver.replica_left(0)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await asking)[0] == 200
+        assert bench.proxy.router.in_flight == [0, 0]
+        replicas[0].freeze(False)
+        await bench.in_service()
+
+
+async def test_the_counters_do_not_wait_for_a_replica_that_is_out(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxied(replicas) as bench:
+        bench.proxy._driver.replica_left(1)
+        replicas[1].freeze()
+        monkeypatch.setattr("rlkit.serving.proxy.READ_TIMEOUT_S", 1000.0)
+        async with asyncio.timeout(PATIENCE_S):
+            status, page = await bench.get("/metrics")
+            assert (await bench.get("/proxy/stats"))[0] == 200
+        assert status == 200
+        running = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
+        assert [line.count('replica="0"') for line in running] == [1]
+        replicas[1].freeze(False)
+
+
+async def test_a_replica_in_whose_place_a_gateway_answers_is_out(replicas: Replicas) -> None:
+    async with proxied(replicas) as bench:
+        replicas[1].faults.gateway = 503
+        await eventually(lambda: not bench.proxy.registry.serves(1))
+        replicas[1].faults.gateway = None
+        await bench.in_service()
+
+
+async def test_a_mistake_in_the_proxy_is_told_and_holds_up_no_replica(
+    replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxied(replicas) as bench:
+        ask = Upstreams.ask
+        mistakes = iter([RuntimeError("a mistake")])
+
+        async def sometimes(self: Upstreams, replica: int, method: str, path: str, *more: Any) -> Answer:
+            if path == "/v1/load_lora_adapter" and (mistake := next(mistakes, None)):
+                raise mistake
+            return await ask(self, replica, method, path, *more)
+
+        monkeypatch.setattr(Upstreams, "ask", sometimes)
+        assert (await bench.load(adapter(POLICY)))[0] == 200
+        assert "RuntimeError: a mistake" in caplog.text
+        assert "a mistake in the proxy" in str(bench.proxy.stats()["adapters"][0]["refusals"])
 
 
 async def test_unload(replicas: Replicas, adapter: Write) -> None:
@@ -363,6 +426,26 @@ async def test_metrics_of_all_replicas_and_of_the_proxy(replicas: Replicas, adap
         assert families["rlkit_proxy_indexed_blocks"].samples[0].value == len(PROMPT) // 16
         assert families["rlkit_proxy_moved"].samples[0].value == 0
         assert page.count("# TYPE vllm:num_requests_running gauge") == 1
+
+
+async def test_counters_of_loads_never_go_back(
+    replicas: Replicas, adapter: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not those of the loads that are remembered."""
+    monkeypatch.setattr("rlkit.serving.adapter_driver.KEPT_REPORTS", 1)
+    replicas[1].faults.loads.append((503, "not yet"))
+    async with proxied(replicas) as bench:
+        for version in (1, 2):
+            assert (await bench.load(adapter(f"v{version}"), f"v{version}"))[0] == 200
+        assert (await bench.load(adapter("v3", rank=16), "v3"))[0] == 502
+        assert len(bench.proxy.stats()["adapters"]) == 1
+        _, page = await bench.get("/metrics")
+        families = {family.name: family.samples for family in text_string_to_metric_families(page)}
+        values = {name: [sample.value for sample in samples] for name, samples in families.items()}
+        assert values["rlkit_proxy_load_attempts"] == [3, 4]
+        assert values["rlkit_proxy_load_retries"] == [0, 1]
+        assert values["rlkit_proxy_adapter_sync_seconds"][0] == 2
+        assert values["rlkit_proxy_load_failed"] == [1]
 
 
 async def test_unknown_paths_are_told_and_not_sent(replicas: Replicas) -> None:

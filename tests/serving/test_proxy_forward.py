@@ -12,6 +12,7 @@ from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 from rlkit.recipe import RoutingSection
 from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.forward import DEFAULT_BLOCK_SIZE
 from rlkit.serving.replica_health import MAX_FAILURES, Outcomes
 
 Write = Callable[..., str]
@@ -96,6 +97,19 @@ async def test_the_block_size_is_the_replicas_own_unless_given() -> None:
             assert bench.proxy.stats()["block_size"] == 32
         async with proxied([replica], routing=RoutingSection(block_size=128)) as bench:
             assert bench.proxy.stats()["block_size"] == 128
+
+
+async def test_the_block_size_is_read_later_when_the_first_reading_fails() -> None:
+    class Late(EmulatedEngine):
+        is_late = True
+
+        def metrics_page(self) -> bytes:
+            return b"not yet" if self.is_late else super().metrics_page()
+
+    async with EmulatedReplica(engine=lambda: Late(block_size=32)) as replica, proxied([replica]) as bench:
+        assert bench.proxy.stats()["block_size"] == DEFAULT_BLOCK_SIZE
+        Late.is_late = False
+        await eventually(lambda: bench.proxy.stats()["block_size"] == 32)
 
 
 async def test_text_chat_and_batches(replicas: Replicas) -> None:
@@ -243,6 +257,12 @@ async def test_without_replicas_there_is_an_answer_too(replicas: Replicas) -> No
         status, answer = await bench.complete()
         assert (status, answer["error"]["message"]) == (503, "no replica is in service; see /health")
         assert bench.proxy.stats()["unrouted"] == 1
+        for path in ("/v1/completions", "/pause", "/resume"):
+            async with bench.session.post(f"{bench.proxy.url}{path}", json={"prompt": PROMPT}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        await replicas[0].restart()
+        await bench.in_service()
+        assert (await bench.complete())[0] == 200
 
 
 async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_requests(
@@ -271,6 +291,7 @@ async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replica
     async with proxied(replicas[:1]) as bench:
         await bench.load(path)
         replicas[0].engine = EmulatedEngine()  # as after a restart between two readings
-        assert (await bench.complete(POLICY))[0] == 404
+        # The model exists: a 404 would say that asking again is of no use.
+        assert (await bench.complete(POLICY))[0] == 503
         await bench.in_service()
         assert (await bench.complete(POLICY))[0] == 200

@@ -286,5 +286,6 @@ def test_a_bearer_shows_its_token_to_nobody() -> None:
     bearer = Bearer(TOKEN)
     assert TOKEN not in f"{bearer} {bearer!r} {[bearer]}"
     assert bearer.accepts(f"Bearer {TOKEN}")
+    assert bearer.accepts(f"bearer {TOKEN}")
     for header in (None, "", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN} ", f"Bearer {TOKEN}x", "Bearer é\udcff"):
         assert not bearer.accepts(header)

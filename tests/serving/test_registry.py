@@ -719,6 +719,24 @@ def test_a_push_is_tried_again_when_the_receiver_did_not_judge_it(answer: Answer
         assert bench.reports[number].reason == "replica 0: push: no token"
 
 
+@pytest.mark.parametrize(
+    ("answer", "attempts"),
+    [(Answer(503, "starting"), 2), (error(500, "boom"), 2), (Answer(None, "reset"), 2), (error(404, "Not Found"), 1)],
+)
+def test_a_replica_joins_when_it_has_resumed_and_not_when_somebody_else_says_something(
+    answer: Answer, attempts: int
+) -> None:
+    bench = Bench(replicas=1)
+    bench.take(bench.registry.replica_back(0, bench.now))
+    while bench.pending[0].action != "resume":
+        bench.answer(bench.pending[0], bench.arrive(bench.pending[0]))
+    bench.answer(bench.pending[0], answer)
+    assert bench.routable == [attempts == 1]
+    bench.wait(RETRY_S)
+    bench.work()
+    assert (bench.actions(0).count("resume"), bench.routable) == (attempts, [True])
+
+
 NAMES = ("trl-policy-v1", "trl-policy-v2", "trl-policy-v3", "eval")
 MAX_LORAS = 3
 

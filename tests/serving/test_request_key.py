@@ -80,12 +80,20 @@ def test_the_number_of_sequences_is_each_requests_own() -> None:
         of({"model": "m", "prompt": IDS}).decode().encode("utf-16"),
         b'{"model": "m\xff", "prompt": [1, 2]}',
         b'{"a":' * 2000 + b"1" + b"}" * 2000 + b'"prompt": [1]',
+        of({"model": "m", "prompt": "\ud800" * 99}),
     ],
 )  # fmt: skip
 def test_no_shortcut_changes_a_key(body: bytes) -> None:
     keys = RequestKeys(16)
     assert keys.read(body) == plainly(body)
     assert keys.read(body) == plainly(body)
+
+
+@pytest.mark.parametrize("field", ["messages", "tools"])
+def test_a_conversation_nested_too_deep_has_no_blocks(field: str) -> None:
+    """orjson reads a few levels more than json writes."""
+    body = b'{"model": "m", "messages": 0, "%b": %b}' % (field.encode(), b"[" * 1000 + b"]" * 1000)
+    assert RequestKeys(16).read(body) == RequestKey("m", b"", 1)
 
 
 values = st.recursive(

@@ -175,6 +175,14 @@ def test_a_head_goes_out_with_host_length_and_token_of_its_own() -> None:
     assert with_length(outgoing_head(head, address, ""), 5) == begin + end
 
 
+def test_a_head_shows_no_token() -> None:
+    head, _ = parse_head(b"POST / HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer mine\r\n\r\n")
+    head.outgoing[0] = outgoing_head(head, Address("there", 80, False, "there:80", ""), "Bearer theirs")
+    assert "method='POST'" in repr(head)
+    assert "mine" not in repr(head)
+    assert "theirs" not in repr(head)
+
+
 async def test_a_small_request_has_its_failure_in_the_answer() -> None:
     async def serve(connection: int, request: int) -> bytes | None:
         await asyncio.sleep(0 if connection == 1 else 60)
@@ -204,3 +212,16 @@ async def test_a_small_requests_answer_is_taken_as_it_is() -> None:
     async with raw_server(answer) as url, Upstreams([url]) as upstreams:
         answers = [await upstreams.ask(0, "GET", "/health", 20.0) for _ in heads]
         assert [(answer.status, answer.text) for answer in answers] == [(200, "\u00e4\ufffd"), (307, "\u00e4\ufffd")]
+
+
+@pytest.mark.parametrize("charset", [b"hex", b"nonsense", b"utf-16"])
+async def test_a_small_answer_is_read_as_utf_8_whatever_its_header_says(charset: bytes) -> None:
+    async def serve(connection: int, request: int) -> bytes | None:
+        return (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=%b\r\nContent-Length: 3\r\n\r\n\xc3\xbc\xff"
+            % charset
+        )
+
+    async with raw_server(serve) as url, Upstreams([url]) as to:
+        answer = await to.ask(0, "GET", "/health", 5)
+        assert (answer.status, answer.text) == (200, "\u00fc\ufffd")
