@@ -79,8 +79,8 @@ async def test_an_adapter_stays_what_it_was_when_it_was_loaded(push: AdapterPush
 async def test_what_no_time_mends_is_final(push: AdapterPush, receiver: Receiver, adapter: Write) -> None:
     for name, path, message in (
         ("v1", "/nowhere", "/nowhere: cannot read the adapter: No such file or directory"),
-        ("v1", "/no\0where", "'/no\\x00where': cannot read the adapter: embedded null byte"),
-        ("v1", "/\ud800", "'/\\ud800': cannot read the adapter: 'utf-8' codec can't encode"),
+        ("v1", "/no\0where", "'/no\\x00where': not a path"),
+        ("v1", "/\ud800", "'/\\ud800': not a path"),
         ("a/b", adapter("v1"), "lora_name: 'a/b': only letters"),
     ):
         answer = await push.push(0, name, path, 1, 10.0)

@@ -287,5 +287,5 @@ def test_a_bearer_shows_its_token_to_nobody() -> None:
     assert TOKEN not in f"{bearer} {bearer!r} {[bearer]}"
     assert bearer.accepts(f"Bearer {TOKEN}")
     assert bearer.accepts(f"bearer {TOKEN}")
-    for header in (None, "", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN} ", f"Bearer {TOKEN}x", "Bearer é\udcff"):
+    for header in (None, "", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN} ", f"Bearer {TOKEN}x", "Bearer é\udcff"):
         assert not bearer.accepts(header)
