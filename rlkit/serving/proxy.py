@@ -177,11 +177,7 @@ class Proxy:
 
     async def _welcome(self, replica: int) -> None:
         self._health.recovered(replica, _now())
-        known = self._readings[replica]
         await self._read(replica)
-        reading = self._readings[replica]
-        if self._first_readings[replica] is None or reading.is_of_newer_server(known):
-            self._first_readings[replica] = reading
         self._driver.replica_back(replica)
 
     async def _read(self, replica: int) -> Answer:
@@ -189,7 +185,12 @@ class Proxy:
         self._pages[replica] = answer.text if answer.status == HTTPStatus.OK else None
         reading = read_page(self._pages[replica] or "")
         if not reading.is_empty:
-            self._readings[replica] = reading
+            known, self._readings[replica] = self._readings[replica], reading
+            is_newer = reading.is_of_newer_server(known)
+            if self._first_readings[replica] is None or is_newer:
+                self._first_readings[replica] = reading
+            if is_newer and self.registry.serves(replica):
+                self._restarted(replica, "it counts from zero")
             self._take_block_size()
         return answer
 
@@ -213,10 +214,14 @@ class Proxy:
     def _forgot(self, replica: int, model: str) -> bool:
         if model not in self.registry.live or not self.registry.serves(replica):
             return False
-        logger.warning("replica %d does not know %s any more: it was restarted", replica, model)
+        self._restarted(replica, f"it does not know {model} any more")
+        return True
+
+    def _restarted(self, replica: int, sign: str) -> None:
+        """Give a replica that nobody saw restart its adapters back before it gets requests again."""
+        logger.warning("replica %d was restarted: %s", replica, sign)
         self._driver.replica_left(replica)
         self._driver.replica_back(replica)
-        return True
 
     async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()

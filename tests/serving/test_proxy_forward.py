@@ -286,6 +286,18 @@ async def test_a_restarted_replica_gets_its_adapters_back_before_it_gets_request
         assert (counted["vllm"]["request_success_total"], counted["vllm_before"]["request_success_total"]) == (1, 0)
 
 
+async def test_a_restart_nobody_saw_shows_in_the_counters(replicas: Replicas, adapter: Write) -> None:
+    async with proxied(replicas[:1]) as bench:
+        await bench.load(adapter(POLICY))
+        await bench.complete()
+        await bench.get("/proxy/stats")
+        replicas[0].engine = EmulatedEngine()  # as after a restart between two readings
+        await bench.get("/proxy/stats")
+        assert not bench.proxy.registry.serves(0)
+        await bench.in_service()
+        assert list(replicas[0].engine.adapters) == [POLICY]
+
+
 async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replicas, adapter: Write) -> None:
     path = adapter(POLICY)
     async with proxied(replicas[:1]) as bench:
