@@ -517,5 +517,17 @@ def test_help_and_check_import_nothing_heavy() -> None:
 
 
 def test_every_command_has_a_help_page() -> None:
-    for command in ("run", "check", "predict", "simulate", "diagnose", "report", "runs", "proxy", "doctor"):
+    for command in (
+        "run",
+        "check",
+        "predict",
+        "calibrate",
+        "plan",
+        "simulate",
+        "diagnose",
+        "report",
+        "runs",
+        "proxy",
+        "doctor",
+    ):
         assert rlkit_(command, "--help").exit_code == 0
