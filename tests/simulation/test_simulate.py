@@ -155,8 +155,8 @@ def test_a_cache_that_holds_one_sequence_still_makes_progress() -> None:
 
 
 def test_the_result_is_the_same_on_every_machine() -> None:
-    # The digest of every number of a run that preempts, clears caches and waits for a lagging mount; Python 3.11 to 3.13
-    # give it alike. It changes with the model, and only with it.
+    # The digest of every number of a run that preempts, clears caches and waits for a lagging mount. Python 3.11, 3.12
+    # and 3.13 give it alike; it changes with the model, and only with it.
     sync = replace(small_setup().sync, kind="bucket", lag_s=0.5, load_s=0.1, retry_s=0.2, clear_cache=True)
     run = simulate(small_setup(engines=engines(TIGHT, ROOMY), sync=sync), 3)
     assert fingerprint(run) == "62bff6e8b1bb8a728ebca2e337b6bf08b02a9e45acbfbac766f072d4c9ed6b33"
