@@ -175,9 +175,15 @@ def staleness(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step
     return figure
 
 
-def reward(frame: pd.DataFrame, x: Axis = "step", window: int | None = None) -> go.Figure:
-    """Mean reward per step, and its mean over the last `window` steps (None: a twentieth of the run, at least 5)."""
+def reward(frame: pd.DataFrame, x: Axis = "step", window: int | None = None, recipe: Recipe | None = None) -> go.Figure:
+    """Mean reward per step, and its mean over the last `window` steps (None: a twentieth of the run, at least 5).
+
+    A simulated run has none, and the figure says so instead of leaving it at that nothing was logged.
+    """
     figure = chart.blank("Does it learn?", "Mean reward")
+    if recipe is not None and recipe.engine == "sim" and not chart.logged(frame, "reward"):
+        chart.say(figure, "reward: not simulated, it has no physics")
+        return figure
     if chart.nothing_logged(figure, frame, ["reward"]):
         return figure
     series = frame["reward"].dropna()

@@ -63,6 +63,7 @@ class MachineFacts:
     model_problem: str | None = None
     data_problem: str | None = None
     reward_problem: str | None = None
+    simulation_problem: str | None = None
     head_size: int | None = None
     max_positions: int | None = None
     chat_template_known: bool | None = None
@@ -72,8 +73,16 @@ class MachineFacts:
 def gather_facts(recipe: Recipe, folder: Path | None = None) -> MachineFacts:
     """Look at this machine and at the model, prompts and reward of `recipe`.
 
-    `folder` is where the run will be, None while that is open: then only the space here is looked at.
+    `folder` is where the run will be, None while that is open: then only the space here is looked at. A simulated run
+    loads no model and no prompts; only whether it can be simulated is looked at.
     """
+    if recipe.engine == "sim":
+        return MachineFacts(
+            free_disk_gib=machine.free_disk_gib(folder or Path.cwd()),
+            folder_problem=None if folder is None else inputs.inspect_folder(folder),
+            trackio_problem=machine.unwritable(machine.trackio_folder()),
+            simulation_problem=inputs.inspect_simulation(recipe),
+        )
     versions = machine.versions(PACKAGES)
     model = inputs.inspect_model(recipe.model)
     data_problem = inputs.inspect_data(recipe.data)
@@ -123,10 +132,15 @@ def _place(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         yield _error("engine", facts.engine_problem, f"use --engine {' or '.join(engines.LAUNCHERS)}")
     if facts.folder_problem:
         yield _error("folder", facts.folder_problem, "choose another place with --folder")
+    if facts.trackio_problem:
+        yield _error("TRACKIO_DIR", facts.trackio_problem, "set it to a folder that can be written")
 
 
 def _inputs(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     if recipe.engine == "sim":
+        if facts.simulation_problem:
+            name, _, problem = facts.simulation_problem.partition(": ")
+            yield _error(name, problem, "name what the simulator knows, or take another engine")
         return
     if facts.model_problem:
         yield _error("model.name", facts.model_problem, "name a folder that transformers can load, or a Hub id")
@@ -209,10 +223,16 @@ def _lengths(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         on_cpu = recipe.engine == "local" and facts.cuda_devices == 0
         block = serve.block_size or (CPU_BLOCK_SIZE if on_cpu else GPU_BLOCK_SIZE)
         held = (serve.num_gpu_blocks - 1) * block  # one is vLLM's null block
+        everywhere = held * serve.replicas * serve.data_parallel_size
         if held < serve.max_model_len:
             message = f"{serve.num_gpu_blocks} blocks of {block} hold {held} tokens, one sequence may take {longest}"
             fix = f"set it to at least {-(-serve.max_model_len // block) + 1} or lower serve.max_model_len"
             yield _error("serve.num_gpu_blocks", message, fix)
+        elif recipe.cap.policy == "none" and recipe.inflight_limit * longest > everywhere:
+            in_flight = recipe.inflight_limit
+            message = f"none, and {in_flight} in flight may need {in_flight * longest:,} tokens of cache"
+            fix = f"set it to rlkit, or rollout.max_inflight_tasks to at most {everywhere // longest}"
+            yield _warning("cap.policy", f"{message} where there are {everywhere:,}: requests are preempted", fix)
 
 
 def _pipeline(recipe: Recipe) -> Iterator[Finding]:
@@ -258,12 +278,8 @@ def _precision(recipe: Recipe) -> Iterator[Finding]:
 def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     for package, message, fix in machine.version_problems(facts.versions):
         yield _error(package, message, fix)
-    if facts.trackio_problem:
-        yield _error("TRACKIO_DIR", facts.trackio_problem, "set it to a folder that can be written")
     if facts.cache_problem:
         yield _error("RLKIT_CACHE", facts.cache_problem, "set it to a folder that can be written")
-    if recipe.cap.policy != "none":
-        yield _error("cap.policy", "the rollout worker has no gate that would follow it yet", "set cap.policy to none")
     needed = ports_needed(recipe)
     if facts.free_ports is not None and facts.free_ports < needed:
         message = f"{needed} ports are needed on 127.0.0.1 and {facts.free_ports} could be had"

@@ -260,3 +260,10 @@ def test_routing_without_requests_says_so(proxy: dict[str, Any]) -> None:
     figure = figures.routing(proxy)
     assert not figure.data
     assert "none counted" in notes(figure)
+
+
+def test_a_simulated_run_says_that_it_has_no_reward() -> None:
+    frame = recorded("learning-run").drop(columns="reward")
+    simulated = figures.reward(frame, recipe=recipe().with_overrides(["engine=sim"]))
+    assert "it has no physics" in str(simulated.layout.annotations)
+    assert "not logged" in str(figures.reward(frame, recipe=recipe()).layout.annotations)

@@ -6,6 +6,7 @@ lock.py    one engine per run folder                state.py         whether the
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 checkpoint.py  what a run in a folder resumes from
 receivers.py  beside the replicas of a local run that pushes its adapters
+sim.py     no processes: the simulator in the place of all jobs
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHERS", "Event", "OnEvent", "Outcome", "engine_problem", "launch"]
 
 # The engines that can run, each with the function that executes a recipe there; imported when it is called.
-LAUNCHERS = {"local": "rlkit.engines.local:launch_local"}
+LAUNCHERS = {"local": "rlkit.engines.local:launch_local", "sim": "rlkit.engines.sim:launch_sim"}
 
 
 def engine_problem(engine: str) -> str | None:

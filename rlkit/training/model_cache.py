@@ -11,22 +11,27 @@ import contextlib
 import fcntl
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rlkit.training import toy_model, toy_task
 
 
-def cached_model(cache: Path, seed: int) -> Path:
-    """Where the toy model for `seed` lives under `cache`; the name changes with the code that builds it."""
+def cached_model(cache: Path, seed: int, name: str = toy_task.MODEL_NAME) -> Path:
+    """Where the model `name` for `seed` lives under `cache`; the folder's name changes with the code that builds it."""
     source = Path(toy_model.__file__).read_bytes() + Path(toy_task.__file__).read_bytes()
-    return cache / f"{toy_task.MODEL_NAME}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
+    return cache / f"{name}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
-def ensure_built(out: Path, seed: int, tell: Callable[[str], None]) -> None:
+def ensure_built(out: Path, seed: int, tell: Callable[[str], None], *, untrained: bool = False) -> None:
     """Return when the toy model is in `out`, whoever built it."""
     with _alone(out, lambda: tell("another run is building this model: waiting for it")):
         if not out.exists():
-            toy_model.build(out, seed, lambda step, steps, loss: tell(f"pretraining {step}/{steps} loss {loss:.3f}"))
+
+            def on_progress(step: int, steps: int, loss: float) -> None:
+                tell(f"pretraining {step}/{steps} loss {loss:.3f}")
+
+            toy_model.build(out, seed, on_progress, untrained=untrained)
 
 
 @contextlib.contextmanager
@@ -48,8 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the toy model unless it is there.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--untrained", action="store_true")
     arguments = parser.parse_args()
-    ensure_built(arguments.out, arguments.seed, lambda line: print(line, flush=True))
+    tell = partial(print, flush=True)
+    ensure_built(arguments.out, arguments.seed, tell, untrained=arguments.untrained)
 
 
 if __name__ == "__main__":

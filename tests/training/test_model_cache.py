@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.training import model_cache, toy_model
+from rlkit.training import model_cache, toy_model, toy_task
 from rlkit.training.model_cache import cached_model, ensure_built
 
 PATIENCE_S = 20.0
@@ -27,7 +27,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The builds that took place; each leaves an empty folder."""
     made: list[Path] = []
 
-    def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) -> None:
+    def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None], *, untrained: bool) -> None:
         made.append(out)
         on_progress(200, 1800, 1.5)
         out.mkdir()
@@ -46,6 +46,7 @@ def test_a_model_is_built_once_and_kept(out: Path, builds: list[Path]) -> None:
 
 def test_each_seed_has_a_model_of_its_own(tmp_path: Path) -> None:
     assert cached_model(tmp_path, 0) != cached_model(tmp_path, 1)
+    assert cached_model(tmp_path, 0) != cached_model(tmp_path, 0, toy_task.UNTRAINED_NAME)
 
 
 def test_the_second_waits_says_so_and_builds_nothing(out: Path, builds: list[Path]) -> None:
@@ -71,7 +72,7 @@ def test_a_builder_that_is_killed_leaves_no_lock(out: Path, builds: list[Path]) 
     code = f"""
         import pathlib, time
         from rlkit.training import model_cache, toy_model
-        toy_model.build = lambda *_: (print("building", flush=True), time.sleep(600))
+        toy_model.build = lambda *_, **__: (print("building", flush=True), time.sleep(600))
         model_cache.ensure_built(pathlib.Path({str(out)!r}), 0, print)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as builder:
