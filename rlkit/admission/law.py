@@ -18,7 +18,6 @@ Reason = Literal[
     "resized",  # a replica joined or left
     "blind",  # nothing readable this time: the last cap
     "cut",
-    "drained",  # rollouts in flight came down to the cut cap
     "latched",  # cut, and still more in flight than the cap
     "grown",
     "held",  # nothing to change
@@ -145,6 +144,7 @@ def make_law(policy: Policy, *, ceiling: int, max_model_len: int) -> Law:
     `ceiling` is max_inflight_tasks, `max_model_len` the most tokens one sequence can have.
     """
     # Imported here: the laws are written in this module's terms.
+    from rlkit.admission.adaptive import AdaptiveLaw
     from rlkit.admission.published import PublishedLaw
 
     match policy:
@@ -153,4 +153,4 @@ def make_law(policy: Policy, *, ceiling: int, max_model_len: int) -> Law:
         case "published":
             return PublishedLaw(ceiling=ceiling, max_model_len=max_model_len)
         case "rlkit":
-            return PublishedLaw(ceiling=ceiling, max_model_len=max_model_len)
+            return AdaptiveLaw(ceiling=ceiling, max_model_len=max_model_len)
