@@ -1,0 +1,11 @@
+"""A run without a machine: the published experiments, and any recipe, from one set of constants.
+
+simulate.py  a set-up in, a run out; how test beds are made      recipes.py   a recipe as a set-up
+setup.py     what a set-up is                                    hardware.py  GPUs and models by their data sheets
+constants.py every number with its unit and origin               lengths.py   prompts and completions
+events.py    the clock: one heap                                 window.py    values to metrics, as TRL reduces them
+replica.py   one engine, fluid between events                    prompt_cache.py  which prompts it holds
+fleet.py     engines behind the router                           rollout.py   rollouts, groups, samples
+worker.py    TRL's rollout worker with the admission gate        batches.py   samples to rows
+trainer.py   TRL's trainer                                       sync.py      weight syncs, by the proxy's registry
+"""
