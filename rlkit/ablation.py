@@ -138,24 +138,27 @@ def table(cells: Mapping[str, Cell]) -> pd.DataFrame:
 
 
 def published() -> pd.DataFrame:
-    """The published experiment's table, a row a run (`rlkit/published_cap.json`)."""
-    data = json.loads(resources.files("rlkit").joinpath("published_cap.json").read_text(encoding="utf-8"))
-    completions = data["steps"] * data["completions_per_step"]
-    rows = [
-        {
-            "Run": run["run"],
-            "Preemptions": f"{run['preemptions']:,}",
-            "Preemptions per 300": number(PER_COMPLETIONS * run["preemptions"] / completions),
-            "Latency s": number(run["latency_s"]),
-            "In flight": _range(*run["inflight"]),
-            "Staleness": number(run["staleness_mean"]),
-            "Stale drops per trained": percent(run["stale_dropped_over_trained"]),
-            "Reward": f"{run['reward_251_300']:.3f}",
-            "Wall-clock min": number(run["wall_clock_min"]),
-            "Generated tok/s": f"{run['generated_tok_s']:,}",
-        }
-        for run in data["runs"]
-    ]
+    """The published experiment's table, a row a run (`rlkit/simulation/published.json`)."""
+    text = resources.files("rlkit.simulation").joinpath("published.json").read_text(encoding="utf-8")
+    experiment = json.loads(text)["adaptive_cap_2x2"]
+    completions = experiment["recipe"]["steps"] * experiment["recipe"]["completions_per_step"]
+    rows = []
+    for run in experiment["runs"]:
+        told = run["published"]
+        rows.append(
+            {
+                "Run": run["name"],
+                "Preemptions": f"{told['preemptions']:,}",
+                "Preemptions per 300": number(PER_COMPLETIONS * told["preemptions"] / completions),
+                "Latency s": number(told["latency_s"]),
+                "In flight": _range(*told["inflight"]),
+                "Staleness": number(told["staleness_mean"]),
+                "Stale drops per trained": percent(told["stale_dropped_over_trained"]),
+                "Reward": f"{told['reward_251_300']:.3f}",
+                "Wall-clock min": number(told["wall_clock_min"]),
+                "Generated tok/s": f"{told['generated_tok_s']:,}",
+            }
+        )
     return pd.DataFrame(rows)
 
 
