@@ -118,6 +118,12 @@ def test_figures_are_weighted_by_what_they_are_means_of() -> None:
     )
 
 
+def test_rollouts_that_nobody_counted_are_the_samples() -> None:
+    told = frame(batch__samples_per_step=[32.0, 32.0], rollout__vllm_preemptions_total=[8.0, 24.0])
+    measured = measure("cap-kept", told, load_recipe(RECIPES / "cap-kept.yaml"))
+    assert (measured.completions, measured.preemptions) == (64, 150.0)
+
+
 def test_what_was_not_logged_is_unknown_and_not_zero() -> None:
     measured = measure("fixed-kept", frame(reward=[0.5]), load_recipe(RECIPES / "fixed-kept.yaml"))
     assert measured.preemptions is measured.latency_s is measured.waiting is measured.wall_clock_s is None
