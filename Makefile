@@ -52,7 +52,7 @@ bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a
 bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
 	$(BIN)/python tests/bench/transport.py
 
-ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table (15 minutes)
+ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
 	$(BIN)/python -m rlkit.ablation
 
 lock: $(UV) ## resolve requirements-cpu.txt anew
