@@ -16,7 +16,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport ablation-cap clean help
+.PHONY: run test test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-transport ablation-cap clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,9 @@ lint: $(INSTALLED) ## style and types
 format: $(INSTALLED) ## rewrite to the house's formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-cap: $(INSTALLED) ## the laws of the admission cap against the best fixed limit, on five simulated beds
+	$(BIN)/python tests/bench/cap.py $(if $(JSON),--json)
 
 bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
 	$(BIN)/python tests/bench/diagnose.py

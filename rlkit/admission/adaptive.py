@@ -7,10 +7,10 @@ late, and a law that steps up and down by usage alone swings. This one keeps an 
   It is averaged over a turnover (as many completions as the cap allows), because rollouts of one age come in waves. The
   first estimate is that every rollout is as long as max_model_len allows, which is the published start.
   What fits at that length is admitted in any case: no margin is needed where there is no chance.
-* **Margin.** n rollouts of random ages and lengths hold a sum that deviates by about 1/sqrt(n) of its mean, so a
-  replica is filled to 1 / (1 + z/sqrt(n)) on average. z is learned: preemptions for want of cache raise it, completions
-  without them lower it, until preemptions are BUDGET of the requests. It stays within bounds, so that nothing that
-  preempts (a pause that clears the cache, say) can drive the cap to nothing.
+* **Margin.** n rollouts of random ages and lengths on an engine hold a sum that deviates by about 1/sqrt(n) of its
+  mean, so that a replica is filled to 1 / (1 + z/sqrt(n)) on average. z is learned: preemptions for want of cache raise
+  it, completions without them lower it, until preemptions are BUDGET of the requests. It stays within bounds, so that
+  nothing that preempts (a pause that clears the cache, say) can drive the cap to nothing.
 * **Limit.** The worst replica's target / load. A lower limit holds at once. A higher one is approached by GROWTH of
   the completions, and only while the gate holds rollouts back, the servers run something, every replica is heard and
   nothing waits for cache. As growth is paid in completions, an idle or a stuck server earns none, and one that fails
@@ -37,8 +37,8 @@ from rlkit.admission.law import Decision, Reading, Reason, ReplicaState, decide,
 POLL_S = 2.0
 
 # Standard deviations kept free at first. The sums lean to the right (lengths do, and rollouts of one prompt are alike):
-# 2.3 preempted two percent of the requests of the published experiment, simulated, before it had learned.
-MARGIN = 3.0
+# 2.3 preempted two percent of the requests of the published experiment, simulated, before it had learned more.
+MARGIN = 3.3
 # Below half a deviation the mean itself preempts; at five, a replica with 64 rollouts still runs at 0.6 usage.
 MARGIN_BOUNDS = (0.5, 5.0)
 # Preemptions per request that are put up with: half of the one percent that is asked for.
@@ -47,8 +47,8 @@ BUDGET = 0.005
 LEARNING = 1.0
 # No single reading moves the margin by more: a burst of preemptions is one event, however often it hits a request.
 LARGEST_LESSON = 0.5
-# Deviations per turnover that the margin comes down while nothing has been preempted yet: half a deviation in fifty.
-EAGERNESS = 0.01
+# Deviations per turnover that the margin comes down while nothing has been preempted yet: half a one in a hundred.
+EAGERNESS = 0.005
 
 # Of the completions, how many more are admitted: half as many rollouts again per turnover, slower than they grow.
 GROWTH = 0.5
@@ -251,7 +251,7 @@ class AdaptiveLaw:
 
         def target(name: str) -> float:
             running = seen[name].running or self._limit / len(self._replicas)
-            return 1 / (1 + self._margin / math.sqrt(max(1.0, running)))
+            return 1 / (1 + self._margin / math.sqrt(max(1.0, running / seen[name].engines)))
 
         name = max(seen, key=lambda name: (self._replicas[name].load or 0.0) / target(name))
         return name, target(name), seen[name].usage or 0.0

@@ -26,7 +26,7 @@ Reason = Literal[
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """One replica at one reading; over several engines the worst usage and the sums.
+    """One replica at one reading; over several `engines` (data parallelism) the worst usage and the sums.
 
     `usage` is the fraction of the KV cache in use (0..1), `waiting` counts requests of all reasons,
     `waiting_for_capacity` those that wait for KV blocks. `preemptions` counts since the previous reading; None on the
@@ -41,6 +41,7 @@ class ReplicaState:
     preemptions: int | None = None
     capacity_tokens: int | None = None
     restarted: bool = False
+    engines: int = 1
 
 
 @dataclass(frozen=True)
