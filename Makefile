@@ -20,7 +20,7 @@ endif
 # takes 30 s of CPU to import then and 13 s otherwise. Compiling everything once takes 64 s of CPU and 0.5 GB.
 COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 
-.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
+.PHONY: run test test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-transport ablation-cap clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,9 @@ format: $(INSTALLED) ## rewrite to the house's formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+bench-cap: $(INSTALLED) ## the laws of the admission cap against the best fixed limit, on five simulated beds
+	$(BIN)/python tests/bench/cap.py $(if $(JSON),--json)
+
 bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
 	$(BIN)/python tests/bench/diagnose.py
 
@@ -55,6 +58,9 @@ bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a
 
 bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
 	$(BIN)/python tests/bench/transport.py
+
+ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
+	$(BIN)/python -m rlkit.ablation
 
 lock: $(UV) ## resolve requirements-cpu.txt anew
 	@printf 'torchvision\ntorchaudio\ntorchcodec\n' > $(VENV)/excludes.txt
