@@ -101,6 +101,13 @@ class ReplicaAdapters:
         """Whether it failed too often in a row to be of use."""
         return self.failures >= MAX_CONTROL_FAILURES
 
+    def leave(self, asked: Request | None) -> None:
+        """It does not answer any more; `asked` is what it was asked for last."""
+        self.phase = "out"
+        if asked is not None and asked.action == "load":
+            # It may have come to that, or come to it yet.
+            self.held[asked.name] = None
+
     def join(self) -> None:
         """It answers (again). It may have been restarted meanwhile, so it is asked what it holds."""
         self.phase = "joining"

@@ -162,7 +162,7 @@ class EmulatedEngine:
         self.hits.inc(cached * self.block_size)
         dice = random.Random(f"{seed}")
         length = max(1, min(max_tokens, self._length(dice, max_tokens)))
-        ids = [dice.randrange(VOCABULARY) for _ in range(length)]
+        ids = dice.choices(range(VOCABULARY), k=length)
         state = zlib.crc32(repr((attended, list(prompt))).encode(), adapter.weights)
         logprobs = []
         for token in ids:

@@ -45,6 +45,11 @@ class _Link:
     running: Mapping[str, int | None] = field(default_factory=dict)  # names in use when it was sent, with their serials
     not_before: float | None = None
 
+    def may_hold(self, name: str) -> bool:
+        """Whether the replica has an adapter of this name, or may have by now."""
+        is_loading = self.asked is not None and self.asked.action == "load" and self.asked.name == name
+        return is_loading or name in self.adapters.held
+
 
 class AdapterRegistry:
     """Adapters over `replicas` replicas, all of them out of service until `replica_back`.
@@ -115,8 +120,8 @@ class AdapterRegistry:
         adapter = self._wanted.get(name)
         if adapter is not None:
             return adapter.live
-        # An adapter on its way out is on some replicas only; so is a policy version that was never loaded here.
-        return not name.startswith(self._policy_prefix) and not any(name in link.adapters.held for link in self._links)
+        # An adapter on its way in or out is on some replicas only; so is a policy version that was never loaded here.
+        return not name.startswith(self._policy_prefix) and not any(link.may_hold(name) for link in self._links)
 
     def admit(self, name: str) -> bool:
         """Count a request that asks for this model until `ended`; False when it may not be asked for."""
@@ -341,5 +346,5 @@ class AdapterRegistry:
         link = self._links[number]
         if self.serves(number):
             self._out.append(SetRoutable(number, False))
-        link.adapters.phase = "out"
+        link.adapters.leave(link.asked)
         link.ticket = link.asked = link.not_before = None

@@ -940,5 +940,5 @@ class Fleet(RuleBasedStateMachine):
         assert [server.paused for server in self.bench.servers] == [wanted] * 3
 
 
-Fleet.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+Fleet.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 test_any_sequence_of_events = Fleet.TestCase
