@@ -132,7 +132,7 @@ def _place(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         yield _error("engine", facts.engine_problem, f"use --engine {' or '.join(engines.LAUNCHERS)}")
     if facts.folder_problem:
         yield _error("folder", facts.folder_problem, "choose another place with --folder")
-    if facts.trackio_problem:
+    if facts.trackio_problem and recipe.engine in ("local", "sim"):
         yield _error("TRACKIO_DIR", facts.trackio_problem, "set it to a folder that can be written")
 
 
