@@ -16,7 +16,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
+.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport bench-simulator clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,6 +51,10 @@ bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a
 
 bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
 	$(BIN)/python tests/bench/transport.py
+
+bench-simulator: $(INSTALLED) ## the simulator beside everything published, and the seconds of 200 predictions
+	$(BIN)/rlkit simulate --published
+	$(BIN)/python tests/bench/predictions.py
 
 lock: $(UV) ## resolve requirements-cpu.txt anew
 	@printf 'torchvision\ntorchaudio\ntorchcodec\n' > $(VENV)/excludes.txt
