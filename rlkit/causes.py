@@ -41,6 +41,8 @@ MANY_DROPPED = 0.1
 # A replica that may hold less than half of the sequences it has slots for is idle on the client's account: decoding is
 # bound by memory bandwidth, more sequences in a step cost little. Published: 43 for each replica, then 128.
 IDLE_SLOTS = 0.5
+# Above it requests are preempted for one another's blocks; while some wait as well, one more only waits longer.
+FULL_CACHE = 0.9
 
 # vLLM's smallest default for max_num_seqs (0.31, a CPU; 256 or 1024 on GPUs), taken when the recipe leaves it open.
 DEFAULT_SLOTS = 128
@@ -103,6 +105,14 @@ def generation_cause(signals: Signals, recipe: Recipe | None) -> Cause:
             f"scoring: groups waited for the reward in {percent(signals.score_blocked_steps or 0.0)} of the steps",
             f"Make the {field} faster: it cannot keep up with generation.",
         )
+    if _caches_full(signals):
+        waiting, usage = number(signals.queued_requests or 0.0), percent(signals.kv_usage or 0.0)
+        capped = recipe is not None and recipe.cap.policy != "none"
+        admit = "" if capped else "Admit what fits (cap.policy=rlkit), or give"
+        return Cause(
+            f"full KV caches ({usage} in use, {waiting} requests wait in the servers)",
+            f"{admit or 'Give'} the replicas more cache: serve.replicas, or serve.kv_cache_gib.",
+        )
     if recipe is not None and _client_limits(signals, recipe):
         return _raise_limit(signals, recipe)
     replicas = "more replicas" if recipe is None else f"more replicas than {recipe.serve.replicas}"
@@ -159,6 +169,12 @@ def sync_is_large(signals: Signals) -> bool:
 def _sync_share(signals: Signals) -> str:
     bound = "up to " if signals.step_s is None else ""
     return f"{bound}{percent(signals.sync_share or 0.0)} of the step"
+
+
+def _caches_full(signals: Signals) -> bool:
+    if signals.queued_requests is None or signals.kv_usage is None:
+        return False
+    return signals.queued_requests >= 1 and signals.kv_usage >= FULL_CACHE
 
 
 def _client_limits(signals: Signals, recipe: Recipe) -> bool:

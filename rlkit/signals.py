@@ -55,6 +55,8 @@ class Signals:
     inflight: float | None = None  # rollouts
     inflight_limit: float | None = None  # rollouts
     inflight_cap: float | None = None  # rollouts that the admission cap allows
+    queued_requests: float | None = None  # waiting in the servers
+    kv_usage: float | None = None  # fraction of the KV cache of the fullest replica
     generated_tok_s: float | None = None
     usable_tok_s: float | None = None  # forwarded tokens/s if the trainer never waited: the most generation could sell
     mfu_fwd_bwd: float | None = None  # percent
@@ -120,6 +122,8 @@ def measure(settled: pd.DataFrame, recipe: Recipe | None) -> Signals:
         inflight=mean("rollout/inflight"),
         inflight_limit=None if recipe is None else float(recipe.inflight_limit),
         inflight_cap=mean("rollout/inflight_cap"),
+        queued_requests=mean("rollout/vllm_queued_requests"),
+        kv_usage=mean("rollout/kv_cache_usage"),
         generated_tok_s=mean("rollout/generated_tok_s"),
         usable_tok_s=_usable_tok_s(settled, recipe, phases),
         mfu_fwd_bwd=fwd_bwd,
