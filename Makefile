@@ -20,7 +20,7 @@ endif
 # takes 30 s of CPU to import then and 13 s otherwise. Compiling everything once takes 64 s of CPU and 0.5 GB.
 COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 
-.PHONY: run test test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-transport ablation-cap clean help
+.PHONY: run test test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-simulator bench-transport ablation-cap clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,10 @@ bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a
 
 bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
 	$(BIN)/python tests/bench/transport.py
+
+bench-simulator: $(INSTALLED) ## the simulator beside everything published, and the seconds of 200 predictions
+	$(BIN)/rlkit simulate --published
+	$(BIN)/python tests/bench/predictions.py
 
 ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
 	$(BIN)/python -m rlkit.ablation

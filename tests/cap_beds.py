@@ -12,13 +12,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 from rlkit.admission.law import Policy
 from rlkit.recipe import load_recipe
 from rlkit.simulation.recipes import setup_of
 from rlkit.simulation.setup import Pauses, Setup
-from rlkit.simulation.simulate import simulate
+from rlkit.simulation.simulate import Simulation, simulate
 
 RECIPE = Path(__file__).parents[1] / "runs" / "adaptive-cap" / "kv8g-cap.yaml"
 CEILING = 512
@@ -34,7 +35,7 @@ def published(steps: int) -> Setup:
 
 def cache_of_four_times_the_size(steps: int) -> Setup:
     """32 GiB an engine: 512 rollouts hardly fill it, and the trainer is the bottleneck."""
-    setup = _with_caches(published(steps), 4.0, 4.0)
+    setup = _with_caches(published(steps), 4.0)
     return replace(setup, sync=replace(setup.sync, interval=4), queue_maxsize=CEILING)
 
 
@@ -56,6 +57,11 @@ def bursty_pauses(steps: int) -> Setup:
     return replace(published(steps), pauses=Pauses(every_s=30.0, seconds=10.0))
 
 
+def cache_that_never_fills(steps: int) -> Setup:
+    """128 GiB an engine: 512 rollouts use a seventh of it."""
+    return _with_caches(cache_of_four_times_the_size(steps), 4.0)
+
+
 BEDS: dict[str, Callable[[int], Setup]] = {
     "published": published,
     "cache x4": cache_of_four_times_the_size,
@@ -66,9 +72,10 @@ BEDS: dict[str, Callable[[int], Setup]] = {
 
 
 def _with_caches(setup: Setup, *factors: float) -> Setup:
+    """Other caches: one factor for every engine, or one for all."""
     engines = tuple(
         replace(engine, capacity=replace(engine.capacity, kv_tokens=factor * engine.capacity.kv_tokens))
-        for engine, factor in zip(setup.engines, factors, strict=True)
+        for engine, factor in zip(setup.engines, factors if len(factors) > 1 else cycle(factors), strict=False)
     )
     return replace(setup, engines=engines)
 
@@ -92,10 +99,14 @@ class Outcome:
     usage_max: float
 
 
+def simulated(bed: Callable[[int], Setup], policy: Policy, limit: int, seed: int, steps: int) -> Simulation:
+    """One run with at most `limit` in flight."""
+    return simulate(replace(bed(steps), cap=policy, max_inflight=limit), seed=seed)
+
+
 def run(bed: str, policy: Policy, limit: int, seed: int, steps: int) -> Outcome:
-    """Simulate one run with at most `limit` in flight."""
-    setup = BEDS[bed](steps)
-    run = simulate(replace(setup, cap=policy, max_inflight=limit), seed=seed)
+    """What one run with at most `limit` in flight comes to."""
+    run = simulated(BEDS[bed], policy, limit, seed, steps)
     settled = run.decisions[int(SETTLED_AFTER * len(run.decisions)) :]
     caps = [decision.cap for decision in settled]
     usages = [decision.usage for decision in settled if decision.usage is not None]

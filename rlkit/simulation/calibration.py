@@ -157,7 +157,7 @@ def _iteration(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
             continue
         engines = run.recipe.serve.replicas * run.recipe.serve.data_parallel_size
         running.append(rate * took / length / engines)
-        seconds.append(took / length)
+        seconds.append(took * _generating(run) / length)
     if not running:
         return {}
     rates = machine_of(runs[0].recipe).rates(physics, runs[0].recipe.lora is not None)
@@ -170,6 +170,12 @@ def _iteration(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
         scale = math.fsum(seconds) / math.fsum(rates.base_s + rates.sequence_s * count for count in running)
         base, each = rates.base_s * scale, rates.sequence_s * scale
     return {"iteration_s": max(0.0, base - fixed), "sequence_s": each}
+
+
+def _generating(run: LoggedRun) -> float:
+    """Part of the time in which the engines' clocks run: a weight sync stops them."""
+    syncs, steps = column(run.frame, "perf/weight_sync_s").sum(), column(run.frame, "perf/step_s").sum()
+    return 1.0 - float(min(0.9, syncs / steps)) if steps > 0 else 1.0
 
 
 def _workload(runs: Sequence[LoggedRun]) -> Workload:

@@ -211,10 +211,7 @@ class FluidReplica:
         self._next = "end"
         if self.paused or not self.running:
             return
-        ends = self._ends
-        while ends[0][3].stint != ends[0][2]:
-            heapq.heappop(ends)
-        to_end = max(0.0, ends[0][0] - self._iterations)
+        to_end = self._iterations_to_end()
         to_full = math.inf
         if self.running > 1:
             to_full = max(0.0, (self._blocks - self._used) * self._block / self.running)
@@ -287,15 +284,23 @@ class FluidReplica:
             stint, sequence = self._admitted.pop()
             if sequence.stint == stint:
                 self._put_back(sequence)
-        # The scheduler admits nobody in the iteration that preempted.
+        # The scheduler admits nobody in the iteration that preempted. No sequence goes beyond its end in it.
         self._next = "schedule"
-        self.next_at = self._now + self._seconds(1.0)
+        self.next_at = self._now + self._seconds(min(1.0, self._iterations_to_end()))
+
+    def _iterations_to_end(self) -> float:
+        """Until the first of the running sequences ends; there is one."""
+        ends = self._ends
+        while ends[0][3].stint != ends[0][2]:
+            heapq.heappop(ends)
+        return max(0.0, ends[0][0] - self._iterations)
 
     def _put_back(self, sequence: Sequence) -> None:
         reached = sequence.generated + self._iterations - sequence.joined_at
-        sequence.generated = min(sequence.completion_tokens - 1.0, reached)
         sequence.kept_behind = max(0.0, self._blocks - self._used)
-        sequence.kept_blocks = self._leave(sequence, sequence.prompt_tokens + sequence.generated)
+        sequence.kept_blocks = self._leave(sequence, sequence.prompt_tokens + reached)
+        # Its last token is still to come, however near it was.
+        sequence.generated = min(sequence.completion_tokens - 1.0, reached)
         sequence.kept_since = self._allocated
         self.waiting.appendleft(sequence)
         self.preemptions += 1

@@ -63,7 +63,8 @@ async def ask(bench: ProxyBench, gate: AsyncGate, numbers: itertools.count[int])
 
 async def decisions(bench: ProxyBench, gate: AsyncGate) -> list[Decision]:
     law = make_law("published", ceiling=CEILING, max_model_len=MAX_MODEL_LEN)
-    reader, made, counted = PageReader(), [], 0
+    made: list[Decision] = []
+    reader, counted = PageReader(), 0
     begun = asyncio.get_running_loop().time()
     async with MetricsPoll(bench.proxy.url) as poll:
         while not made or made[-1].time < LASTS_S:

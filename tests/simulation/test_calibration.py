@@ -22,7 +22,7 @@ OTHER = replace(
 
 
 def toy(*overrides: str) -> Recipe:
-    return load_recipe(RUNS / "local.yaml", ["train.steps=30", "cap.policy=none", *overrides])
+    return load_recipe(RUNS / "local.yaml", ["train.steps=20", "cap.policy=none", *overrides])
 
 
 def logged(name: str, recipe: Recipe) -> LoggedRun:
@@ -58,7 +58,7 @@ def test_a_recipe_that_was_held_out_is_predicted() -> None:
 
 
 def test_constants_are_kept_in_a_file(tmp_path: Path) -> None:
-    found = calibrate([LoggedRun("real", recorded("trainer-bound-run"), recipe())])
+    found = calibrate([logged("seen", toy("train.steps=12"))])
     found.save(tmp_path / "constants.json")
     assert load_constants(tmp_path / "constants.json") == (found.physics, found.workload)
     (tmp_path / "broken.json").write_text("{}")
