@@ -90,7 +90,7 @@ def measure(name: str, frame: pd.DataFrame, recipe: Recipe) -> Cell:
     preemptions = _sum(column(frame, "rollout/vllm_preemptions_total"))
     tokens = column(frame, "batch/trained_tokens_per_step")[seconds.notna()]
     cap = column(frame, "rollout/inflight_cap")
-    wall_clock = _sum(seconds)
+    wall_clock, completions = _sum(seconds), float(done.sum())
     useful = _sum(tokens)
     last = max(1, round(LAST_SHARE * len(frame)))
     return Cell(
@@ -98,8 +98,8 @@ def measure(name: str, frame: pd.DataFrame, recipe: Recipe) -> Cell:
         policy=recipe.cap.policy,
         keep_cache=recipe.transport.keep_cache,
         steps=len(frame),
-        completions=int(done.sum()),
-        preemptions=PER_COMPLETIONS * preemptions / done.sum() if preemptions is not None and done.sum() else None,
+        completions=round(completions),
+        preemptions=PER_COMPLETIONS * preemptions / completions if preemptions is not None and completions else None,
         latency_s=_weighted(column(frame, "rollout/duration_s"), done),
         latency_p95_s=_mean(column(frame, "rollout/duration_p95_s")),
         whole_s=_weighted(column(frame, "rollout/duration_with_gate_s"), done),

@@ -200,7 +200,12 @@ def fake_launch(started: list[str]) -> object:
 
 
 def fake_results(recipe: Recipe, folder: RunFolder, report: bool) -> None:
-    logged = frame(reward=[0.5], perf__step_s=[np.nan]).assign(timestamp=pd.Timestamp("2026-01-05", tz="UTC"))
+    logged = frame(
+        reward=[0.5, 0.5],
+        perf__step_s=[np.nan, 5.0],
+        rollout__completed_total=[300.0, 300.0],
+        rollout__vllm_preemptions_total=[0.0, 2000.0 if folder.name.startswith("fixed") else 8.0],
+    ).assign(timestamp=pd.Timestamp("2026-01-05", tz="UTC"))
     save_frame(Run("ablation-cap", folder.name, "id", {}, recipe, logged), folder.metrics)
 
 
@@ -211,11 +216,12 @@ def test_one_command_runs_what_is_missing_and_prints_the_table_with_its_twin(
     monkeypatch.setattr(ablation, "launch", fake_launch(started))
     monkeypatch.setattr(ablation, "write_results", fake_results)
     arguments = ["--recipes", str(RECIPES), "--out", str(tmp_path), "--engine", "sim"]
-    assert ablation.main(arguments) == 1  # next to nothing was logged, so next to nothing holds
+    assert ablation.main(arguments) == 1  # little was logged, so not everything holds
     assert started == [f"{name} on sim" for name in CELLS]
     shown = capsys.readouterr().out
     assert shown.startswith("| Run ")
     assert "cap-kept: at most 10 preemptions per 300" in shown
+    assert "| cap-kept: at most 10 preemptions per 300              | 4 " in shown
     twin = json.loads((tmp_path / "ablation-cap.json").read_text())
     assert [one["name"] for one in twin["cells"]] == list(CELLS)
     read, frames = read_cells(tmp_path)

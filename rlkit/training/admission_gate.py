@@ -12,9 +12,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from rlkit.admission.gate import Gate
 from rlkit.admission.law import Decision, Law, Policy, Reading
@@ -107,10 +109,17 @@ class AsyncGate:
                 turn.set_result(None)
 
 
+class Pages(AbstractAsyncContextManager[Any], Protocol):
+    """Where the servers' `/metrics` page comes from (`rlkit.admission.poll.MetricsPoll`)."""
+
+    async def page(self) -> str | None:
+        """The page now, or None; raises nothing."""
+
+
 async def control(
     law: Law,
     gate: AsyncGate,
-    page: Callable[[], Awaitable[str | None]],
+    pages: Pages,
     publish: Callable[[Mapping[str, float]], None],
     trace: Path,
     stop: asyncio.Event,
@@ -121,16 +130,17 @@ async def control(
     """
     reader, counted = PageReader(), 0
     try:
-        while not stop.is_set():
-            began = time.monotonic()
-            replicas = reader.read(await page())
-            completed, counted = gate.completed - counted, gate.completed
-            decision = law.observe(Reading(began, replicas, gate.in_flight, gate.held, completed))
-            gate.set_cap(law.cap)
-            publish(gauges(decision))
-            write_line(trace, decision)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), max(0.0, began + law.poll_s - time.monotonic()))
+        async with pages:
+            while not stop.is_set():
+                began = time.monotonic()
+                replicas = reader.read(await pages.page())
+                completed, counted = gate.completed - counted, gate.completed
+                decision = law.observe(Reading(began, replicas, gate.in_flight, gate.held, completed))
+                gate.set_cap(law.cap)
+                publish(gauges(decision))
+                write_line(trace, decision)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), max(0.0, began + law.poll_s - time.monotonic()))
     except Exception:
         log.warning("the admission cap failed; from now on nothing is held back", exc_info=True)
     finally:

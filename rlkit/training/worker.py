@@ -60,7 +60,8 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
             self._metrics_queue.cancel_join_thread()
 
     async def _run_loops(self, stop_event: asyncio.Event) -> None:
-        controller = asyncio.create_task(self._control(stop_event))
+        pages, trace = MetricsPoll(self.vllm_server_url), self._admission.trace
+        controller = asyncio.create_task(control(self._law, self._gate, pages, self._publish, trace, stop_event))
         loops = asyncio.create_task(super()._run_loops(stop_event=stop_event))
         stopped = asyncio.create_task(stop_event.wait())
         try:
@@ -74,13 +75,6 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
             for task in (loops, stopped, controller):
                 task.cancel()
             await asyncio.gather(loops, stopped, controller, return_exceptions=True)
-
-    async def _control(self, stop_event: asyncio.Event) -> None:
-        try:
-            async with MetricsPoll(self.vllm_server_url) as poll:
-                await control(self._law, self._gate, poll.page, self._publish, self._admission.trace, stop_event)
-        finally:
-            self._gate.open()  # control does so itself; this is for what comes before it
 
     async def _generate_one(self, prompt: Any, *, group_id: int = 0, **arguments: Any) -> Any:
         arrived = time.monotonic()

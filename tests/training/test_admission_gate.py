@@ -132,16 +132,29 @@ class Scripted:
         return decide(reading, cap, "grown", f"to {cap}")
 
 
+class Book:
+    """These pages, then the same one again and again; one that is `torn` cannot be opened."""
+
+    def __init__(self, pages: Iterable[str | None], torn: bool = False) -> None:
+        self._pages, self._torn = list(pages), torn
+
+    async def __aenter__(self) -> None:
+        if self._torn:
+            raise OSError("no session")
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def page(self) -> str | None:
+        return self._pages.pop(0) if self._pages else PAGE
+
+
 async def controlled(
-    caps: Iterable[int | Exception], gate: AsyncGate, trace: Path, pages: Iterable[str | None] = ()
+    caps: Iterable[int | Exception], gate: AsyncGate, trace: Path, pages: Iterable[str | None] = (), torn: bool = False
 ) -> tuple[Scripted, list[Mapping[str, float]]]:
-    stop, published, left = asyncio.Event(), list[Mapping[str, float]](), list(pages)
-
-    async def page() -> str | None:
-        return left.pop(0) if left else PAGE
-
+    stop, published = asyncio.Event(), list[Mapping[str, float]]()
     law = Scripted(caps, stop.set)
-    await control(law, gate, page, published.append, trace, stop)
+    await control(law, gate, Book(pages, torn), published.append, trace, stop)
     return law, published
 
 
@@ -185,15 +198,16 @@ async def test_what_has_ended_since_the_last_reading_is_counted_once(tmp_path: P
     assert [reading.completed for reading in law.readings] == [3, 0]
 
 
+@pytest.mark.parametrize(("torn", "cause"), [(False, "no law"), (True, "no session")])
 async def test_an_error_of_the_cap_opens_the_gate_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, torn: bool, cause: str
 ) -> None:
     visits = Visits(AsyncGate(1))
     await visits.arrive(1, 2)
     with caplog.at_level(logging.WARNING):
-        await controlled([1, ZeroDivisionError("no law")], visits.gate, tmp_path / "cap.jsonl")
+        await controlled([1, ZeroDivisionError("no law")], visits.gate, tmp_path / "cap.jsonl", torn=torn)
     assert "nothing is held back" in caplog.text
-    assert "no law" in caplog.text
+    assert cause in caplog.text
     await settled()
     assert visits.inside == [1, 2]
     for number in (1, 2):
