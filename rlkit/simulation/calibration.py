@@ -87,7 +87,7 @@ def calibrate(runs: Sequence[LoggedRun]) -> Calibration:
     return Calibration(physics, workload, tuple(run.name for run in runs), residuals)
 
 
-def _medians(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, float]:
+def _medians(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, Any]:
     def median(name: str) -> float | None:
         values = [float(value) for run in runs for value in column(run.frame, name).dropna()]
         return statistics.median(values) if values else None
@@ -120,7 +120,7 @@ def _microbatch_s(runs: Sequence[LoggedRun]) -> float | None:
     return max(0.0, statistics.median(left)) if left else None
 
 
-def _rows(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, float]:
+def _rows(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
     """Seconds of a row: row_s + row_token_s * tokens, both with gradient checkpointing."""
     tokens, seconds, forward = [], [], []
     for run in runs:
@@ -147,7 +147,7 @@ def _rows(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, float]:
     return found | {"row_s": row_s, "row_mfu": physics.row_mfu * machine.row_token_s(physics) / token_s}
 
 
-def _iteration(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, float]:
+def _iteration(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
     """Seconds of an iteration: base + per sequence * sequences that run on an engine, by Little's law."""
     running, seconds = [], []
     for run in runs:
