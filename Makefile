@@ -16,7 +16,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: run test test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
+.PHONY: run test test-hub test-slow lint format lock bench-diagnose bench-proxy bench-routing bench-transport clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -26,6 +26,9 @@ run: $(INSTALLED) ## set up everything, run the main job, print where the report
 
 test: $(INSTALLED) ## the tests, without those that start real servers
 	$(BIN)/python -m pytest -q
+
+test-hub: $(INSTALLED) ## Hugging Face Jobs against an emulated Hub
+	$(BIN)/python -m pytest -q -m hub
 
 test-slow: $(INSTALLED) ## the tests with real TRL and real vLLM, end to end
 	$(BIN)/python -m pytest -q -m slow
