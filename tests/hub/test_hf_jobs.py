@@ -7,9 +7,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hub.hub_server import EmulatedHub
 from huggingface_hub import HfApi
 from huggingface_hub._jobs_api import JobHardware, _create_job_spec, _sanitize_job_name
 
+from rlkit.engines.hf_hub import Hub
 from rlkit.engines.hf_jobs import (
     MOUNT,
     JobRequest,
@@ -45,9 +47,9 @@ def labels_of(role: str, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def spec_of(request: JobRequest) -> dict[str, object]:
+def spec_of(request: JobRequest, token: str = "hf_secret") -> dict[str, object]:
     """The JSON that the client would send."""
-    arguments = request.arguments(SECRETS)
+    arguments = request.arguments({"HF_TOKEN": token})
     assert arguments.keys() <= inspect.signature(HfApi.run_job).parameters.keys()
     return _create_job_spec(**arguments)
 
@@ -132,3 +134,14 @@ def test_jobs_of_a_run_are_found_by_its_labels(recipe: Recipe) -> None:
     common = run_labels(recipe, "smoke-1").items()
     assert common <= replica_request(recipe, PLACE, 0, lease_s=1).labels.items()
     assert common <= trainer_request(recipe, PLACE, URLS).labels.items()
+
+
+def test_what_is_sent_is_what_the_table_says(api: HfApi, hub: EmulatedHub, recipe: Recipe) -> None:
+    hub.faults.stuck_flavors |= {"h200", "h200x2"}
+    client = Hub.connect("me", first_wait_s=0.001, api=api)
+    requests = [replica_request(recipe, PLACE, index, lease_s=900) for index in range(2)]
+    requests.append(trainer_request(recipe, PLACE, URLS))
+    for request in requests:
+        client.start(request)
+    sent = [(seen.path, seen.body) for seen in hub.requests if seen.method == "POST"]
+    assert sent == [("/api/jobs/me", spec_of(request, hub.token)) for request in requests]
