@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.errors import BadInput, RlkitError
@@ -50,7 +51,13 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     recipe = load_recipe(folder.recipe)
     if folder.metrics.exists() and read_state(folder).get("status") != "running":
         return load_frame(folder.metrics), recipe
-    return load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id), recipe
+    return load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder)), recipe
+
+
+def trackio_source(recipe: Recipe, folder: RunFolder) -> Path | str | None:
+    """Where a run's metrics are: the database that was fetched with a run on other machines, a Space, or here."""
+    fetched = folder.path / "trackio"
+    return fetched if fetched.is_dir() and recipe.tracking.space_id is None else recipe.tracking.space_id
 
 
 def logged_names(recipe: Recipe) -> set[str]:
@@ -65,6 +72,6 @@ def logged_names(recipe: Recipe) -> set[str]:
 def _save_metrics(recipe: Recipe, folder: RunFolder) -> Run:
     from rlkit.tracking import load_run, save_frame
 
-    run = load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id)
+    run = load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder))
     save_frame(run, folder.metrics)
     return run

@@ -5,9 +5,21 @@ jobs.py    one process with its log                 guard.py         ends the jo
 lock.py    one engine per run folder, and its end   checkpoint.py    what a run in a folder resumes from
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 receivers.py  beside the replicas of a local run that pushes its adapters
+
+hf.py          Jobs on Hugging Face, from start to end        hf_jobs.py     what each Job is asked for
+hf_watch.py    what the Jobs' stages and answers mean         hf_money.py    prices, costs, budget and deadline
+hf_hub.py      the Hub's client, with retries                 hf_wheel.py    this code as a wheel
+hf_replica.py  what runs in a replica's Job                   hf_lease.py    what ends a replica nobody needs
+hf_trainer.py  what runs in the trainer's Job                 hf_records.py  a run's files between Job and bucket
+hf_delivery.py what goes into the bucket and comes back       hf_recovery.py when a run goes on after a loss
+hf_list.py     the Jobs of all runs as rows                 hf_predict.py  how long a step will take
+hf_measure.py  two cheap Jobs that try mount and port         hf_probe.py    what runs in them
+hf_figures.py  what they say of a recipe
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rlkit import preflight
 from rlkit.engines.base import Event, OnEvent, Outcome
@@ -18,8 +30,13 @@ from rlkit.run_folder import RunFolder
 __all__ = ["Event", "OnEvent", "Outcome", "launch"]
 
 
-def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: None) -> Outcome:
-    """Execute `recipe` on its engine and return when it is done.
+def launch(
+    recipe: Recipe,
+    folder: RunFolder,
+    on_event: OnEvent = lambda event: None,
+    confirm: Callable[[object], bool] = lambda price: True,
+) -> Outcome:
+    """Execute `recipe` on its engine and return when it is done; `confirm` is asked before hardware is rented.
 
     An error of preflight's stops here. The same folder again resumes its run. Raises BadInput before anything starts,
     RunFailed with the log's last lines after.
@@ -32,4 +49,8 @@ def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: 
         from rlkit.engines.local import launch_local
 
         return launch_local(recipe, folder, on_event)
+    if recipe.engine == "hf":
+        from rlkit.engines.hf import HfOptions, launch_hf
+
+        return launch_hf(recipe, folder, on_event, HfOptions(confirm=confirm))
     raise BadInput(f"engine: {recipe.engine!r} cannot run yet; use --engine local")
