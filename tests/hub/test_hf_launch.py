@@ -127,6 +127,18 @@ def launch(api: HfApi, recipe: Recipe, folder: RunFolder, events: list[Event]) -
     return start
 
 
+def test_run_from_launch_to_results(launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]) -> None:
+    outcome = launch()
+    assert outcome.steps == 3
+    assert [event.step for event in events if event.kind == "step"] == [1, 2, 3]
+    assert [job.stage for job in hub.of_role("replica")] == ["CANCELED", "CANCELED"]
+    assert [job.stage for job in hub.of_role("trainer")] == ["COMPLETED"]
+    assert read_state(folder)["status"] == "finished"
+    assert folder.steps.read_text().count("\n") == 3
+    assert "load 200" in (folder.logs / "trainer.log").read_text()
+    assert not hub.running()
+
+
 def test_failed_trainer_tells_its_last_lines(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
     with pytest.raises(RunFailed, match=r"(?s)trainer ended in stage ERROR.*about to fail.*no more memory"):
         launch(CRASHES, changes=["serve.replicas=1"])
@@ -139,6 +151,21 @@ def test_replica_that_ends_before_serving(launch: Launch, hub: EmulatedHub) -> N
         launch(serve=("sh", "-c", "echo CUDA out of memory; exit 1"))
     assert not hub.of_role("trainer")
     assert not hub.running()
+
+
+def test_every_job_has_labels_a_timeout_and_no_token_outside_its_secrets(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder
+) -> None:
+    launch()
+    jobs = list(hub.jobs.values())
+    assert len(jobs) == 3
+    for job in jobs:
+        assert job.spec["timeoutSeconds"] == 3600
+        assert {"tool", "project", "run", "role", "version", "launch", "name"} <= set(job.labels)
+        assert hub.token not in str({name: value for name, value in job.spec.items() if name != "secrets"})
+    assert {job.labels["replica"] for job in hub.of_role("replica")} == {"0", "1"}
+    written = [path for root in (hub.root, folder.path) for path in root.rglob("*") if path.is_file()]
+    assert not [path for path in written if hub.token.encode() in path.read_bytes()]
 
 
 def when(text: str, act: Callable[[], object], events: list[Event]) -> Callable[[Event], None]:
