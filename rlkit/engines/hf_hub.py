@@ -104,9 +104,26 @@ class Hub:
         return [line for line in lines if line.strip()][-count:]
 
     def follow(self, job_id: str) -> Iterator[str]:
-        """A Job's log until it ends. Takes up again where a stream dropped; ends early when the Hub gives out."""
-        with contextlib.suppress(httpx.HTTPError, OSError):
-            yield from self.api.fetch_job_logs(job_id=job_id, follow=True, namespace=self.namespace)
+        """A Job's log until it ends, each line once; gives up when the Hub refuses it again and again.
+
+        The client takes up a stream that dropped, but not one that was refused, and it ends one of a Job that does not
+        run yet. A log is told from its start each time, so what was seen is counted and passed over.
+        """
+        seen = failures = 0
+        while failures < ATTEMPTS:
+            count, whole = 0, True
+            try:
+                for line in self.api.fetch_job_logs(job_id=job_id, follow=True, namespace=self.namespace):
+                    count += 1
+                    if count > seen:
+                        seen, failures = count, 0
+                        yield line
+            except (httpx.HTTPError, OSError):
+                failures, whole = failures + 1, False
+            job = self.look(job_id)
+            if whole and job is not None and phase_of(job.status.stage) == "ended":
+                return
+            time.sleep(self._first_wait_s)
 
     def make_bucket(self, bucket_id: str) -> None:
         """Create a private bucket if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,16 @@ def test_hub_that_is_away_is_not_an_end(client: Hub, hub: EmulatedHub) -> None:
     hub.faults.answers.append(("GET", f"/api/jobs/tester/{job.id}", 500, 1))
     assert client.look(job.id) is None
     assert client.look(job.id) is not None
+
+
+def test_log_is_followed_through_refusals_and_drops(client: Hub, hub: EmulatedHub) -> None:
+    job = client.start(replace(request(), command=("sh", "-c", "seq 5; sleep 1; echo end")))
+    hub.faults.answers.append(("GET", "/logs", 500, 2))
+    hub.faults.drop_log_after = 3
+    assert list(client.follow(job.id)) == ["1", "2", "3", "4", "5", "end"]
+
+
+def test_log_that_is_always_refused_is_given_up(client: Hub, hub: EmulatedHub) -> None:
+    job = client.start(request())
+    hub.faults.answers.append(("GET", "/logs", 500, 2 * ATTEMPTS))
+    assert not list(client.follow(job.id))
