@@ -20,7 +20,7 @@ endif
 # takes 30 s of CPU to import then and 13 s otherwise. Compiling everything once takes 64 s of CPU and 0.5 GB.
 COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 
-.PHONY: run test test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-simulator bench-transport ablation-cap clean help
+.PHONY: run test test-hub test-slow lint format lock bench-cap bench-diagnose bench-proxy bench-routing bench-simulator bench-transport ablation-cap clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,9 @@ run: $(INSTALLED) ## set up everything, run the main job, print where the report
 
 test: $(INSTALLED) ## the tests, without those that start real servers
 	$(BIN)/python -m pytest -q
+
+test-hub: $(INSTALLED) ## Hugging Face Jobs against an emulated Hub
+	$(BIN)/python -m pytest -q -m hub
 
 test-slow: $(INSTALLED) ## the tests with real TRL and real vLLM, end to end
 	$(BIN)/python -m pytest -q -m slow

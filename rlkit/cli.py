@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import terminal
+from rlkit import jobs_cli, terminal
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -52,6 +52,8 @@ def main(
     """Why is this asynchronous GRPO run slow, and what to change."""
 
 
+app.add_typer(jobs_cli.app, name="jobs")
+
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")]
@@ -68,6 +70,7 @@ def run(
     folder: Annotated[Path | None, typer.Option(help="The run's folder, anywhere.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue this recipe's newest run, or the named.")] = False,
     report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before rented hardware is started.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, then say what bounded it. The same folder again continues its run."""
@@ -88,7 +91,8 @@ def run(
     place = shlex.quote(str(target.path))
     try:
         with open_progress(terminal.err) as progress:
-            outcome = launch(recipe, target, _announcing(about, progress), findings)
+            asked = {"confirm": lambda price: yes or terminal.agreed(price)} if recipe.engine == "hf" else {}
+            outcome = launch(recipe, target, _announcing(about, progress), findings, **asked)
     except (RunFailed, OSError, KeyboardInterrupt, SystemExit):  # OSError: a full disk; SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         if target.recipe.exists():
@@ -115,15 +119,30 @@ def run(
 
 
 @app.command()
-def check(recipe_file: RecipeFile, engine: Engine = None, overrides: Set = None, as_json: AsJson = False) -> None:
-    """Say what would go wrong with a recipe on this machine; start nothing."""
+def check(
+    recipe_file: RecipeFile,
+    engine: Engine = None,
+    overrides: Set = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With engine hf: try the bucket's mount and the Jobs proxy, for cents.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would go wrong with a recipe on this machine; start nothing, or with --measure two cheap Jobs."""
     from dataclasses import asdict
 
     is_run = recipe_file.is_dir()
     recipe = _load(recipe_file / "recipe.yaml" if is_run else recipe_file, engine, overrides)
     findings = _findings(recipe, recipe_file if is_run else _free_folder(recipe))
+    figures: dict[str, Any] = {}
+    if measure:
+        from rlkit.jobs_cli import measure_transport
+
+        figures, more = measure_transport(recipe)
+        findings += more
     if as_json:
-        terminal.print_json({"recipe": recipe.name, "findings": [asdict(finding) for finding in findings]})
+        shown: dict[str, Any] = {"recipe": recipe.name, "findings": [asdict(finding) for finding in findings]}
+        terminal.print_json(shown | ({"figures": figures} if measure else {}))
     elif findings:
         terminal.print_findings(findings)
     else:

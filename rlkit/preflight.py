@@ -113,6 +113,10 @@ def check(recipe: Recipe, facts: MachineFacts) -> list[Finding]:
     if recipe.engine == "local":
         findings += _machine(recipe, facts)
         findings += _without_gpu(recipe, facts) if facts.cuda_devices == 0 else _gpus(recipe, facts)
+    if recipe.engine == "hf":
+        from rlkit.preflight_hf import hf_findings  # which knows what a Finding is
+
+        findings += hf_findings(recipe)
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 

@@ -166,11 +166,20 @@ class TrackingSection(_Section):
 
 
 class HardwareSection(_Section):
-    """What the jobs run on; only the `hf` and `sim` engines read it."""
+    """What the jobs run on; only the `hf` and `sim` engines read it.
+
+    `trainer` and `replica` are flavors of Hugging Face Jobs (`hf jobs hardware` lists them with their prices).
+    """
 
     trainer: str = "cpu"
     replica: str = "cpu"
     usd_per_hour: Annotated[float, Field(ge=0)] | None = None  # of the whole set-up, when known beforehand
+    image: str = "vllm/vllm-openai:v0.31.0"  # of every Job; the release that trl 1.16 supports
+    namespace: str | None = None  # the user or organisation that pays; None: the token's own
+    bucket: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "rlkit"
+    budget_usd: Annotated[float, Field(gt=0)] | None = None  # everything is cancelled once it is spent
+    deadline_hours: Annotated[float, Field(gt=0, le=168)] = 24.0  # likewise after so long; also every Job's timeout
+    scheduling_minutes: Annotated[float, Field(gt=0)] = 30.0  # how long a Job may wait for its hardware
 
 
 class Recipe(_Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.errors import BadInput, NotLogged, RlkitError
@@ -51,11 +52,17 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     if folder.metrics.exists() and read_state(folder).get("status") != "running":
         return load_frame(folder.metrics), recipe
     try:
-        return load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id), recipe
+        return load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder)), recipe
     except NotLogged:
         if folder.steps.exists() and folder.steps.stat().st_size > 0:
             raise  # it has logged steps, but not where they are looked for now
         raise BadInput(f"{folder.path}: the run has no step yet; {state_in_words(folder)}") from None
+
+
+def trackio_source(recipe: Recipe, folder: RunFolder) -> Path | str | None:
+    """Where a run's metrics are: the database that was fetched with a run on other machines, a Space, or here."""
+    fetched = folder.path / "trackio"
+    return fetched if fetched.is_dir() and recipe.tracking.space_id is None else recipe.tracking.space_id
 
 
 def logged_names(recipe: Recipe) -> set[str]:
@@ -75,6 +82,6 @@ def logged_names(recipe: Recipe) -> set[str]:
 def _save_metrics(recipe: Recipe, folder: RunFolder) -> Run:
     from rlkit.tracking import load_run, save_frame
 
-    run = load_run(recipe.tracking.project, folder.name, source=recipe.tracking.space_id)
+    run = load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder))
     save_frame(run, folder.metrics)
     return run

@@ -12,6 +12,7 @@ class RunFolder:
     """Names of the files of one run. Nothing here touches the disk."""
 
     path: Path
+    shared_at: Path | None = None  # where `shared` lies when it is not in the folder: a mounted bucket
 
     @property
     def name(self) -> str:
@@ -36,7 +37,7 @@ class RunFolder:
     @property
     def shared(self) -> Path:
         """What stands in for the bucket: checkpoints and `.vllm_lora/` adapters, as TRL's output_dir."""
-        return self.path / "shared"
+        return self.shared_at or self.path / "shared"
 
     @property
     def steps(self) -> Path:

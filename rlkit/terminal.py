@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
+
+from rlkit.errors import BadInput
 
 if TYPE_CHECKING:
     from rlkit.diagnosis import Verdict
@@ -44,6 +48,13 @@ def print_error(message: str) -> None:
     say(f"error: {first}", err, "red")
     for line in rest:
         say(line, err)
+
+
+def agreed(price: object) -> bool:
+    """Ask on the terminal whether to spend this. Raises BadInput when nobody is there to be asked."""
+    if not sys.stdin.isatty():
+        raise BadInput(f"--yes: this costs {price}; give --yes to start it without being asked")
+    return typer.confirm(f"This costs {price}. Start it?", err=True)
 
 
 def print_findings(findings: Iterable[Finding], console: Console = out) -> None:

@@ -7,6 +7,16 @@ memory.py  how much the jobs took together          parent_watch.py  ends a proc
 checkpoint.py  what a run in a folder resumes from
 receivers.py  beside the replicas of a local run that pushes its adapters
 sim.py     no processes: the simulator in the place of all jobs
+
+hf.py          Jobs on Hugging Face, from start to end        hf_jobs.py     what each Job is asked for
+hf_watch.py    what the Jobs' stages and answers mean         hf_money.py    prices, costs, budget and deadline
+hf_hub.py      the Hub's client, with retries                 hf_wheel.py    this code as a wheel
+hf_replica.py  what runs in a replica's Job                   hf_lease.py    what ends a replica nobody needs
+hf_trainer.py  what runs in the trainer's Job                 hf_records.py  a run's files between Job and bucket
+hf_delivery.py what goes into the bucket and comes back       hf_recovery.py when a run goes on after a loss
+hf_list.py     the Jobs of all runs as rows                 hf_predict.py  how long a step will take
+hf_measure.py  two cheap Jobs that try mount and port         hf_probe.py    what runs in them
+hf_figures.py  what they say of a recipe
 """
 
 from __future__ import annotations
@@ -26,7 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHERS", "Event", "OnEvent", "Outcome", "engine_problem", "launch"]
 
 # The engines that can run, each with the function that executes a recipe there; imported when it is called.
-LAUNCHERS = {"local": "rlkit.engines.local:launch_local", "sim": "rlkit.engines.sim:launch_sim"}
+LAUNCHERS = {
+    "local": "rlkit.engines.local:launch_local",
+    "sim": "rlkit.engines.sim:launch_sim",
+    "hf": "rlkit.engines.hf:launch_hf",
+}
 
 
 def engine_problem(engine: str) -> str | None:
@@ -39,8 +53,9 @@ def launch(
     folder: RunFolder,
     on_event: OnEvent = lambda event: None,
     findings: Iterable[Finding] | None = None,
+    confirm: Callable[[object], bool] = lambda price: True,
 ) -> Outcome:
-    """Execute `recipe` on its engine and return when it is done.
+    """Execute `recipe` on its engine and return when it is done; `confirm` is asked before hardware is rented.
 
     An error among preflight's `findings` stops here (None: preflight has not looked yet and does it now). The same
     folder again resumes its run. Raises BadInput before anything starts, RunFailed with the log's last lines after.
@@ -52,6 +67,10 @@ def launch(
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise BadInput("; ".join(errors))
+    if recipe.engine == "hf":
+        from rlkit.engines.hf import HfOptions, launch_hf
+
+        return launch_hf(recipe, folder, on_event, HfOptions(confirm=confirm))
     module, _, name = LAUNCHERS[recipe.engine].partition(":")
     launcher: Callable[[Recipe, RunFolder, OnEvent], Outcome] = getattr(import_module(module), name)
     return launcher(recipe, folder, on_event)

@@ -59,7 +59,7 @@ STOP_GRACE_S = 10.0
 def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
     """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`."""
     started = time.monotonic()
-    with RunLock(folder) as lock, _sigterm_as_exit():
+    with RunLock(folder) as lock, sigterm_as_exit():
         checkpoint = claim_folder(recipe, folder)
         lock.note("running")
         run = _LocalRun(recipe, folder, on_event)
@@ -317,7 +317,7 @@ def _offline(recipe: Recipe) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
+def sigterm_as_exit() -> Iterator[None]:
     """Let `kill <pid>` unwind as Ctrl-C does, so that jobs are stopped and the state is noted."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -47,8 +47,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--server-url", required=True)
     parser.add_argument("--resume-from", type=Path)
+    parser.add_argument("--shared", type=Path, help="where checkpoints and adapters go, when not into the folder")
     arguments = parser.parse_args()
-    folder = RunFolder(arguments.folder)
+    folder = RunFolder(arguments.folder, arguments.shared)
     recipe = load_recipe(folder.recipe)
     peak = None if torch.cuda.is_available() else cpu.teach_trl_the_cpu()
 

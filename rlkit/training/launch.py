@@ -16,6 +16,8 @@ def trainer_command(
 ) -> list[str]:
     """The argument list of the trainer job."""
     arguments = ["--folder", str(folder.path), "--model", model, "--server-url", server_url]
+    if folder.shared_at is not None:
+        arguments += ["--shared", str(folder.shared_at)]
     if checkpoint is not None:
         arguments += ["--resume-from", str(checkpoint)]
     return [sys.executable, *_launcher(recipe), "-m", ENTRY, *arguments]

@@ -283,8 +283,8 @@ def test_the_same_folder_resumes_from_its_checkpoint(
 
 
 def test_an_engine_that_cannot_run_says_so(recipe: Recipe, folder: RunFolder) -> None:
-    with pytest.raises(BadInput, match="engine: hf cannot run yet; use --engine local"):
-        launch(recipe.with_overrides(["engine=hf"]), folder)
+    with pytest.raises(BadInput, match="engine: nowhere cannot run yet"):
+        launch(recipe.model_copy(update={"engine": "nowhere"}), folder)
     assert not folder.path.exists()
 
 

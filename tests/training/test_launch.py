@@ -22,6 +22,14 @@ def test_a_checkpoint_is_passed_on() -> None:
     assert line[-2:] == ["--resume-from", "run/shared/checkpoint-10"]
 
 
+def test_checkpoints_can_lie_elsewhere_than_the_records() -> None:
+    folder = RunFolder(Path("run"), shared_at=Path("/bucket/shared"))
+    line = trainer_command(load_recipe(RUNS / "local.yaml"), folder, "model", "http://127.0.0.1:1")
+    assert line[line.index("--folder") + 1] == "run"
+    assert line[-2:] == ["--shared", "/bucket/shared"]
+    assert folder.shared == Path("/bucket/shared")
+
+
 def test_several_processes_are_fsdp2_as_accelerate_reads_it() -> None:
     from accelerate.commands.launch import launch_command_parser
 
