@@ -269,7 +269,9 @@ class FluidReplica:
             if sequence.stint == stint:
                 if end > self._iterations + SAME:
                     break
-                self._leave(sequence, sequence.prompt_tokens + sequence.completion_tokens)
+                # With what it really holds: an iteration that preempted may have gone past its end.
+                held = sequence.generated + self._iterations - sequence.joined_at
+                self._leave(sequence, sequence.prompt_tokens + held)
                 sequence.generated = float(sequence.completion_tokens)
                 ended.append(sequence)
             heapq.heappop(ends)
@@ -299,7 +301,7 @@ class FluidReplica:
         reached = sequence.generated + self._iterations - sequence.joined_at
         sequence.kept_behind = max(0.0, self._blocks - self._used)
         sequence.kept_blocks = self._leave(sequence, sequence.prompt_tokens + reached)
-        # Its last token is still to come, however near it was.
+        # Its last token is generated in an iteration of its own, however near it was.
         sequence.generated = min(sequence.completion_tokens - 1.0, reached)
         sequence.kept_since = self._allocated
         self.waiting.appendleft(sequence)

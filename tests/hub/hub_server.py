@@ -87,13 +87,16 @@ class EmulatedHub:
 
     def __enter__(self) -> EmulatedHub:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="emulated-hub", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="emulated-hub", daemon=True)
+        self._thread.start()
         self._do(self._start())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._do(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def running(self) -> list[EmulatedJob]:
         """Jobs that are not over."""
