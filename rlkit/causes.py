@@ -94,7 +94,7 @@ def generation_cause(signals: Signals, recipe: Recipe | None) -> Cause:
     if dropped is not None and dropped >= MANY_DROPPED:
         return Cause(
             f"samples thrown away as stale ({number(100 * dropped)} for every 100 trained on)",
-            "Admit fewer rollouts at once, so that they are finished before they are stale: cap.policy=published, or a "
+            "Admit fewer rollouts at once, so that they are finished before they are stale: cap.policy=rlkit, or a "
             f"lower rollout.max_inflight_tasks{_now(signals.inflight_limit)}.",
         )
     if (signals.score_blocked_steps or 0.0) >= 0.5 and not signals.blocked_steps:
@@ -163,8 +163,11 @@ def _sync_share(signals: Signals) -> str:
 
 def _client_limits(signals: Signals, recipe: Recipe) -> bool:
     limit = recipe.inflight_limit
-    if signals.inflight is None or recipe.cap.policy != "none":
-        return False  # under a cap the gauge still reads the limit, but the cap decides
+    if signals.inflight is None:
+        return False
+    capped = recipe.cap.policy != "none" and (signals.inflight_cap is None or signals.inflight_cap < PINNED * limit)
+    if capped:
+        return False  # the gauge still reads the limit, but the cap decides
     idle = limit <= IDLE_SLOTS * _slots(recipe)
     return signals.inflight >= PINNED * limit and idle and _useful_inflight(signals, recipe) > limit
 

@@ -190,10 +190,16 @@ def _lengths(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         on_cpu = recipe.engine == "local" and facts.cuda_devices == 0
         block = serve.block_size or (CPU_BLOCK_SIZE if on_cpu else GPU_BLOCK_SIZE)
         held = (serve.num_gpu_blocks - 1) * block  # one is vLLM's null block
+        everywhere = held * serve.replicas * serve.data_parallel_size
         if held < serve.max_model_len:
             message = f"{serve.num_gpu_blocks} blocks of {block} hold {held} tokens, one sequence may take {longest}"
             fix = f"set it to at least {-(-serve.max_model_len // block) + 1} or lower serve.max_model_len"
             yield _error("serve.num_gpu_blocks", message, fix)
+        elif recipe.cap.policy == "none" and recipe.inflight_limit * longest > everywhere:
+            in_flight = recipe.inflight_limit
+            message = f"none, and {in_flight} in flight may need {in_flight * longest:,} tokens of cache"
+            fix = f"set it to rlkit, or rollout.max_inflight_tasks to at most {everywhere // longest}"
+            yield _warning("cap.policy", f"{message} where there are {everywhere:,}: requests are preempted", fix)
 
 
 def _pipeline(recipe: Recipe) -> Iterator[Finding]:
@@ -240,8 +246,6 @@ def _precision(recipe: Recipe) -> Iterator[Finding]:
 def _machine(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     for package, message, fix in machine.version_problems(facts.versions):
         yield _error(package, message, fix)
-    if recipe.cap.policy != "none":
-        yield _error("cap.policy", "the rollout worker has no gate that would follow it yet", "set cap.policy to none")
     needed = ports_needed(recipe)
     if facts.free_ports is not None and facts.free_ports < needed:
         message = f"{needed} ports are needed on 127.0.0.1 and {facts.free_ports} could be had"

@@ -30,7 +30,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """The base model: `toy-arithmetic` (built here, see `rlkit.training.toy_model`), a folder, or a Hub id."""
+    """The base model: `toy-arithmetic` or `toy-untrained` (see `rlkit.training.toy_model`), a folder, or a Hub id."""
 
     name: str
     revision: str | None = None
@@ -142,9 +142,13 @@ class RoutingSection(_Section):
 
 
 class CapSection(_Section):
-    """How many requests the rollout worker admits at once."""
+    """How many rollouts the worker admits at once; rollout.max_inflight_tasks is the ceiling.
 
-    policy: Literal["none", "published", "rlkit"] = "none"
+    `rlkit` follows the servers' KV caches and queues, `published` does so by the rule it is compared with, and `none`
+    admits up to the ceiling, as TRL does.
+    """
+
+    policy: Literal["none", "published", "rlkit"] = "rlkit"
 
 
 class TrackingSection(_Section):

@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "steps.jsonl"
 
     @property
+    def cap(self) -> Path:
+        """One JSON line per decision of the admission cap: time, cap, reason, and what the servers said."""
+        return self.path / "cap.jsonl"
+
+    @property
     def evaluation(self) -> Path:
         """Greedy accuracy on prompts never trained on, before and after (JSON), where the task has such prompts."""
         return self.path / "evaluation.json"

@@ -54,6 +54,7 @@ class Signals:
     score_blocked_steps: float | None = None  # fraction of the steps in which groups had to wait to be scored
     inflight: float | None = None  # rollouts
     inflight_limit: float | None = None  # rollouts
+    inflight_cap: float | None = None  # rollouts that the admission cap allows
     generated_tok_s: float | None = None
     usable_tok_s: float | None = None  # forwarded tokens/s if the trainer never waited: the most generation could sell
     mfu_fwd_bwd: float | None = None  # percent
@@ -118,6 +119,7 @@ def measure(settled: pd.DataFrame, recipe: Recipe | None) -> Signals:
         score_blocked_steps=_logged_in(settled, "rollout/score_block_s") if rollouts_logged else None,
         inflight=mean("rollout/inflight"),
         inflight_limit=None if recipe is None else float(recipe.inflight_limit),
+        inflight_cap=mean("rollout/inflight_cap"),
         generated_tok_s=mean("rollout/generated_tok_s"),
         usable_tok_s=_usable_tok_s(settled, recipe, phases),
         mfu_fwd_bwd=fwd_bwd,

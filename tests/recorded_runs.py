@@ -28,6 +28,7 @@ def recipe(**rollout: int) -> Recipe:
         "train": {"steps": 50, "token_budget": 512, "gradient_accumulation_steps": 4},
         "rollout": limits,
         "serve": {"max_model_len": 128},
+        "cap": {"policy": "none"},  # they were made before there was one
         "tracking": {"project": "recorded"},
     }
     return parse_recipe(data, "recorded")

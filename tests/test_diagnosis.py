@@ -59,7 +59,7 @@ def published_frame(name: str, steps: int | None = None) -> pd.DataFrame:
 
 @cache
 def local_recipe(*overrides: str) -> Recipe:
-    as_recorded = ["serve.replicas=1", "rollout.queue_maxsize=256", *overrides]
+    as_recorded = ["serve.replicas=1", "rollout.queue_maxsize=256", "cap.policy=none", *overrides]
     return load_recipe(ROOT / "runs" / "local.yaml", as_recorded)
 
 
@@ -522,6 +522,9 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
         (GENERATION | {"batch__samples_per_step": 20.0}, None, "in-flight limit", "max_inflight_tasks from 64 to 80."),
         # Under an adaptive cap the gauge still shows the limit, but the cap decides.
         (GENERATION, "cap.policy=published", RATE, "serve.replicas"),
+        (GENERATION | {"rollout__inflight_cap": 24.0}, "cap.policy=rlkit", RATE, "serve.replicas"),
+        # A cap that stands at the limit does not.
+        (GENERATION | {"rollout__inflight_cap": 64.0}, "cap.policy=rlkit", "in-flight limit", "from 64 to 128."),
         (GENERATION | {"rollout__score_block_s": 0.5}, None, "scoring", "reward (rlkit.training.rewards:toy_sum)"),
         # Nor does scoring hold anything up when it is held up itself, by the full queue behind it.
         (
@@ -531,7 +534,7 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
             "max_inflight",
         ),
         # More in flight would only be thrown away, too.
-        (GENERATION | {"sample__dropped_stale_total": 20.0}, None, "stale (31.2 for every 100", "cap.policy=published"),
+        (GENERATION | {"sample__dropped_stale_total": 20.0}, None, "stale (31.2 for every 100", "cap.policy=rlkit"),
         (GENERATION | {"rollout__inflight": None, "perf__weight_sync_s": 0.3}, None, RATE, "serve.replicas"),
     ],
 )

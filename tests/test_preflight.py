@@ -144,8 +144,14 @@ def test_adapters_can_be_pushed_wherever_they_can_be_shared() -> None:
     assert found(CHASE.with_overrides(["transport.kind=push"]), ELSEWHERE) == {}
 
 
-def test_a_cap_that_nothing_would_follow_is_refused() -> None:
-    assert only(found(LOCAL.with_overrides(["cap.policy=published"]))).field == "cap.policy"
+def test_more_in_flight_than_the_caches_hold_wants_a_cap() -> None:
+    small = ["serve.num_gpu_blocks=33", "cap.policy=none"]  # 32 blocks of 32 tokens on each of two replicas
+    finding = only(found(LOCAL.with_overrides(small)))
+    assert (finding.severity, finding.field) == ("warning", "cap.policy")
+    assert "64 in flight may need 3,328 tokens of cache where there are 2,048" in finding.message  # 52 tokens each
+    assert finding.fix.endswith("at most 39")
+    for change in ("cap.policy=rlkit", "cap.policy=published", "rollout.max_inflight_tasks=39"):
+        assert found(LOCAL.with_overrides([*small, change])) == {}
 
 
 def test_adapter_rules_do_not_apply_to_merged_weights() -> None:

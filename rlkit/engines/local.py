@@ -38,7 +38,7 @@ from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.training.launch import trainer_command, trainer_environment
-from rlkit.training.toy_task import DATA_NAME, MODEL_NAME
+from rlkit.training.toy_task import DATA_NAME, MODEL_NAME, UNTRAINED_NAME
 
 # vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
 READY_TIMEOUT_S = 900.0
@@ -114,16 +114,18 @@ class _LocalRun:
 
     def _model(self) -> str:
         name = self._recipe.model.name
-        if name != MODEL_NAME:
+        if name not in (MODEL_NAME, UNTRAINED_NAME):
             return str(Path(name).expanduser()) if name.startswith("~") else name
         # Imported here: it reads the model's source to name the cache, nothing heavy.
         from rlkit.training.toy_model import cached_model
 
         seed = self._recipe.train.seed
-        out = cached_model(cache_folder(), seed)
+        out = cached_model(cache_folder(), seed, name)
         if not out.exists():
-            self._phase("building the toy model (about two minutes, once)")
+            duration = "about two minutes" if name == MODEL_NAME else "seconds"
+            self._phase(f"building the toy model ({duration}, once)")
             command = [sys.executable, "-m", "rlkit.training.toy_model", "--out", str(out), "--seed", str(seed)]
+            command += ["--untrained"] if name == UNTRAINED_NAME else []
             job = self._start("model", command, {})
             told = 0
 
@@ -315,7 +317,7 @@ def _direct() -> dict[str, str]:
 
 def _offline(recipe: Recipe) -> dict[str, str]:
     """Keep the Hub out of a run that has everything here: without a network, each look-up costs retries."""
-    model_here = recipe.model.name == MODEL_NAME or Path(recipe.model.name).expanduser().is_dir()
+    model_here = recipe.model.name in (MODEL_NAME, UNTRAINED_NAME) or Path(recipe.model.name).expanduser().is_dir()
     data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).expanduser().is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
 

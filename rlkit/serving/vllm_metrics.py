@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 # Newest name first; the gpu_ names are those of older vLLM versions.
 RUNNING = ("vllm:num_requests_running",)
 WAITING = ("vllm:num_requests_waiting",)
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"  # reason: capacity or deferred; not in older versions
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 PREEMPTIONS = ("vllm:num_preemptions_total",)
 PROMPT_TOKENS = ("vllm:prompt_tokens_total",)
@@ -32,8 +33,9 @@ class ReplicaReading:
     """What one replica says about itself; sums over its engines where it has several.
 
     Counters (`*_total`, tokens, prefix queries and hits in tokens, `request_success_total` in finished sequences) start
-    at 0 with the server. `kv_usage` is a fraction of the cache (mean over the engines, which have caches of one size);
-    `block_size` is in tokens.
+    at 0 with the server. `kv_usage` is a fraction of the cache (mean over the engines, which have caches of one size),
+    `worst_kv_usage` that of the fullest engine. `waiting_for_capacity` of the `waiting` are not waiting for something
+    else, such as a grammar or a transfer. `block_size` is in tokens.
     """
 
     running: int | None = None
@@ -48,6 +50,8 @@ class ReplicaReading:
     block_size: int | None = None
     kv_cache_size_tokens: int | None = None
     num_gpu_blocks: int | None = None
+    waiting_for_capacity: int | None = None
+    worst_kv_usage: float | None = None
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -80,8 +84,14 @@ class ReplicaReading:
 
 def read_page(page: str) -> ReplicaReading:
     """Read a `/metrics` page; raises nothing."""
-    samples = [sample for family in parse_families(page) for sample in family.samples]
-    config = [sample.labels for sample in samples if sample.name == CACHE_CONFIG]
+    return read_samples([sample for family in parse_families(page) for sample in family.samples])
+
+
+def read_samples(samples: Sequence[Sample]) -> ReplicaReading:
+    """Read the samples of one server."""
+    # One row per engine: a second one of the same engine would be its cache counted twice.
+    rows = {sample.labels.get("engine"): sample.labels for sample in samples if sample.name == CACHE_CONFIG}
+    config = list(rows.values())
     sizes = [_integer(labels.get("kv_cache_size_tokens")) for labels in config]
     known_sizes = [size for size in sizes if size is not None]
     usage = _values(samples, KV_USAGE)
@@ -99,6 +109,10 @@ def read_page(page: str) -> ReplicaReading:
         # Some engines' sizes without the others' would be a smaller cache than there is.
         kv_cache_size_tokens=sum(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None,
         num_gpu_blocks=_integer(config[0].get("num_gpu_blocks")) if config else None,
+        waiting_for_capacity=_total(
+            [sample for sample in samples if sample.labels.get("reason") == "capacity"], (WAITING_BY_REASON,)
+        ),
+        worst_kv_usage=max(usage) if usage else None,
     )
 
 

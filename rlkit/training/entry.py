@@ -25,6 +25,7 @@ from rlkit.errors import RlkitError
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 from rlkit.training import cpu, worker
+from rlkit.training.admission_gate import Admission
 from rlkit.training.data import load_rows
 from rlkit.training.evaluation import greedy_accuracy
 from rlkit.training.rewards import load_reward
@@ -97,7 +98,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, model: str, server_url: str
     if recipe.transport.kind != "merged" and not trainer._lora_sync:
         raise RlkitError("adapter-only sync is off: " + (" ".join(reasons.messages) or "TRL gave no reason"))
     if trainer.rollout_worker is not None:
-        worker.teach(trainer)
+        worker.teach(trainer, Admission(recipe.cap.policy, recipe.serve.max_model_len, folder.cap.resolve()))
     return trainer
 
 

@@ -42,6 +42,15 @@ def toy_sum(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list
     return [float(last_boxed(_text(completion)) == gold) for completion, gold in zip(completions, answer, strict=True)]
 
 
+def digit_share(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """The share of digits among a completion's characters, 0 for an empty one.
+
+    For a model that knows nothing yet: it is learnt in a few steps, and says nothing about how long to write.
+    """
+    texts = [_text(completion) for completion in completions]
+    return [sum(character in "0123456789" for character in text) / max(len(text), 1) for text in texts]
+
+
 def boxed_math(
     completions: Sequence[Any],
     answer: Sequence[str],

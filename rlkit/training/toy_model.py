@@ -1,6 +1,7 @@
 """The toy model: a Qwen2 of 0.2 M parameters and its tokenizer, pretrained on this machine in about two minutes.
 
-`python -m rlkit.training.toy_model --out FOLDER --seed 0` writes a folder that transformers, TRL and vLLM all load.
+`python -m rlkit.training.toy_model --out FOLDER --seed 0` writes a folder that transformers, TRL and vLLM all load;
+`--untrained` leaves the pretraining out, for completions that are long and a policy that has everything to learn.
 Sizes and schedule are a recipe that was tried on two cores; the constants say why where it is not obvious.
 """
 
@@ -28,6 +29,10 @@ LAYERS = 2
 VOCABULARY = 288  # 256 bytes, 3 special tokens, and merges enough for the words of the task
 POSITIONS = 512
 
+# Five times the usual: the final norm fixes the length of what meets the head, and with 0.02 even the best adapter
+# could not make a token ten times as likely.
+UNTRAINED_HEAD_STD = 0.1
+
 PRETRAIN_STEPS = 1800
 BATCH = 32
 LEARNING_RATE = 5e-3
@@ -39,14 +44,14 @@ DECAY_POWER = 0.7
 PROGRESS_EVERY = 200  # steps; a line every ten seconds or so
 
 
-def cached_model(cache: Path, seed: int) -> Path:
+def cached_model(cache: Path, seed: int, name: str = toy_task.MODEL_NAME) -> Path:
     """Where the model for `seed` lives under `cache`; the name changes with the code that builds it."""
     source = Path(__file__).read_bytes() + Path(toy_task.__file__).read_bytes()
-    return cache / f"{toy_task.MODEL_NAME}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
+    return cache / f"{name}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
-def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) -> None:
-    """Pretrain and write the model to `out`; `on_progress(step, steps, loss)` as it goes.
+def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None], *, untrained: bool = False) -> None:
+    """Pretrain (unless `untrained`) and write the model to `out`; `on_progress(step, steps, loss)` as it goes.
 
     The folder appears whole or not at all: it is written beside `out` and renamed.
     """
@@ -54,7 +59,7 @@ def build(out: Path, seed: int, on_progress: Callable[[int, int, float], None]) 
 
     disable_progress_bar()
     tokenizer = build_tokenizer()
-    model = pretrain(tokenizer, seed, on_progress)
+    model = untrained_model(tokenizer, seed) if untrained else pretrain(tokenizer, seed, on_progress)
     staging = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         model.save_pretrained(staging)
@@ -99,16 +104,13 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     return fast
 
 
-def pretrain(
-    tokenizer: PreTrainedTokenizerBase, seed: int, on_progress: Callable[[int, int, float], None]
-) -> Qwen2ForCausalLM:
-    """Supervised training on both teachers; the loss is taken over the completion alone."""
+def initial_model(tokenizer: PreTrainedTokenizerBase, seed: int, *, tied: bool = True) -> Qwen2ForCausalLM:
+    """The model with its first weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.set_num_threads(THREADS)
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
+    return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
             hidden_size=HIDDEN,
@@ -117,12 +119,34 @@ def pretrain(
             num_attention_heads=HEADS,
             num_key_value_heads=1,
             max_position_embeddings=POSITIONS,
-            tie_word_embeddings=True,
+            tie_word_embeddings=tied,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+
+
+def untrained_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """A model that rambles: any token may follow any other, so about one in 288 ends the turn.
+
+    Its head is its own, because one that is tied to the embeddings repeats the last token.
+    """
+    import torch
+
+    model = initial_model(tokenizer, seed, tied=False)
+    torch.nn.init.normal_(model.lm_head.weight, std=UNTRAINED_HEAD_STD)
+    return model
+
+
+def pretrain(
+    tokenizer: PreTrainedTokenizerBase, seed: int, on_progress: Callable[[int, int, float], None]
+) -> Qwen2ForCausalLM:
+    """Supervised training on both teachers; the loss is taken over the completion alone."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    model = initial_model(tokenizer, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate_at)
     prefix = _shared_prefix(tokenizer)
@@ -200,13 +224,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the toy model.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--untrained", action="store_true")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
 
     def report(step: int, steps: int, loss: float) -> None:
         print(f"pretraining {step}/{steps} loss {loss:.3f}", flush=True)
 
-    build(arguments.out, arguments.seed, report)
+    build(arguments.out, arguments.seed, report, untrained=arguments.untrained)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODEL_NAME = "toy-arithmetic"
+# The same model before it was taught anything: it rambles until it happens to draw the end of its turn.
+UNTRAINED_NAME = "toy-untrained"
 DATA_NAME = "toy-addition"
 
 # As long as it takes for two whole KV blocks of 32 tokens to hold the problem: routing by prefix and vLLM's prefix

@@ -66,6 +66,8 @@ def test_reads_a_page() -> None:
         block_size=32,
         kv_cache_size_tokens=5088,
         num_gpu_blocks=160,
+        waiting_for_capacity=3,
+        worst_kv_usage=0.25,
     )
     assert reading.capacity_tokens == 5088
     assert not reading.is_empty
@@ -86,11 +88,27 @@ vllm:cache_config_info{block_size="16",engine="1",kv_cache_size_tokens="SIZE1",n
 """
     both = read_page(page.replace("SIZE0", "15984").replace("SIZE1", "15984"))
     assert (both.running, both.kv_usage, both.num_gpu_blocks) == (11, 0.375, 2000)
+    assert both.worst_kv_usage == 0.5
     assert both.kv_cache_size_tokens == both.capacity_tokens == 31968
     for one, other in (("15984", "None"), ("None", "None")):
         partly = read_page(page.replace("SIZE0", one).replace("SIZE1", other))
         assert partly.kv_cache_size_tokens is None
         assert partly.capacity_tokens == 2000 * 16
+
+
+def test_one_engine_described_twice_is_one_cache() -> None:
+    row = 'vllm:cache_config_info{block_size="32",engine="0",kv_cache_size_tokens="5088",num_gpu_blocks="160"} 1.0\n'
+    assert row in PAGE
+    again = row.replace('engine="0"', 'engine="0",pid="7"')
+    assert read_page(PAGE + again).capacity_tokens == 5088
+
+
+def test_only_those_that_wait_for_capacity_wait_for_capacity() -> None:
+    page = PAGE.replace('reason="deferred"} 0.0', 'reason="deferred"} 4.0')
+    assert read_page(page).waiting_for_capacity == 3
+    older = "".join(line for line in PAGE.splitlines(keepends=True) if "by_reason" not in line)
+    assert read_page(older).waiting_for_capacity is None
+    assert read_page(older).waiting == 3
 
 
 def test_older_names() -> None:
@@ -106,7 +124,7 @@ def test_unknown_is_none_not_zero() -> None:
     none = read_page(PAGE.replace('"160"', '"None"').replace('"5088"', '"None"').replace('"32"', '"None"'))
     assert (none.num_gpu_blocks, none.kv_cache_size_tokens, none.block_size, none.capacity_tokens) == (None,) * 4
     nan = read_page(PAGE.replace("0.25", "NaN").replace(" 12.0", " +Inf"))
-    assert (nan.kv_usage, nan.running, nan.waiting) == (None, None, 3)
+    assert (nan.kv_usage, nan.worst_kv_usage, nan.running, nan.waiting) == (None, None, None, 3)
     assert read_page("# HELP nothing here\n") == EMPTY
 
 

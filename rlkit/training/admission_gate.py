@@ -1,0 +1,150 @@
+"""The admission gate as coroutines meet it, and the task that moves its cap by what the servers say.
+
+The decisions are made elsewhere: `rlkit.admission.gate` says who may pass, a law of `rlkit.admission` how many. Here
+are the futures, the clock, the polling and the trace. No rollout is ever left standing at the gate because of an error
+in here: the gate then opens for good, and the run goes on as if there were no cap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.admission.gate import Gate
+from rlkit.admission.law import Decision, Law, Policy, Reading
+from rlkit.admission.readings import PageReader
+
+log = logging.getLogger(__name__)
+
+# What a decision is called in TRL's metrics; preemptions under a name with `total`, which TRL adds up over a step.
+GAUGES = {
+    "rollout/inflight_cap": "cap",
+    "rollout/inflight_admitted": "in_flight",
+    "rollout/gate_held": "held",
+    "rollout/kv_cache_usage": "usage",
+    "rollout/vllm_running_requests": "running",
+    "rollout/vllm_queued_requests": "waiting",
+    "rollout/vllm_preemptions_total": "preemptions",
+}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the rollout process must know to admit rollouts: it is pickled into it.
+
+    `max_model_len` is in tokens; `trace` is the file that gets one JSON line a decision.
+    """
+
+    policy: Policy
+    max_model_len: int
+    trace: Path
+
+
+class AsyncGate:
+    """`Gate` for coroutines: `async with gate.admission():` waits for its turn and gives its place back at the end."""
+
+    def __init__(self, cap: int) -> None:
+        self._gate: Gate[int] = Gate(cap)
+        self._line: dict[int, asyncio.Future[None]] = {}
+        self._next = 0
+
+    @property
+    def cap(self) -> int:
+        """How many may be inside."""
+        return self._gate.cap
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody passes."""
+        return self._gate.is_open
+
+    @property
+    def in_flight(self) -> int:
+        """How many are inside."""
+        return self._gate.in_flight
+
+    @property
+    def held(self) -> int:
+        """How many wait."""
+        return self._gate.held
+
+    @property
+    def completed(self) -> int:
+        """How many have been inside and left, since the beginning."""
+        return self._gate.completed
+
+    @contextlib.asynccontextmanager
+    async def admission(self) -> AsyncIterator[None]:
+        """One place inside, from its turn on until the context ends (however it ends)."""
+        ticket, self._next = self._next, self._next + 1
+        turn = self._line[ticket] = asyncio.get_running_loop().create_future()
+        self._let_in(self._gate.arrive(ticket))
+        try:
+            await turn
+            yield
+        finally:
+            self._line.pop(ticket, None)
+            self._let_in(self._gate.leave(ticket))
+
+    def set_cap(self, cap: int) -> None:
+        """Change the cap (at least 1)."""
+        self._let_in(self._gate.set_cap(cap))
+
+    def open(self) -> None:
+        """Let everybody pass from now on, for good."""
+        self._let_in(self._gate.open())
+
+    def _let_in(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            turn = self._line.pop(ticket)
+            if not turn.done():  # cancelled while it waited: it is about to leave
+                turn.set_result(None)
+
+
+async def control(
+    law: Law,
+    gate: AsyncGate,
+    page: Callable[[], Awaitable[str | None]],
+    publish: Callable[[Mapping[str, float]], None],
+    trace: Path,
+    stop: asyncio.Event,
+) -> None:
+    """Read, decide and set the cap every `law.poll_s` seconds until `stop`; every decision is published and traced.
+
+    However it ends, the gate is open afterwards. An error of its own is a warning, not the run's end.
+    """
+    reader, counted = PageReader(), 0
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            replicas = reader.read(await page())
+            completed, counted = gate.completed - counted, gate.completed
+            decision = law.observe(Reading(began, replicas, gate.in_flight, gate.held, completed))
+            gate.set_cap(law.cap)
+            publish(gauges(decision))
+            write_line(trace, decision)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(0.0, began + law.poll_s - time.monotonic()))
+    except Exception:
+        log.warning("the admission cap failed; from now on nothing is held back", exc_info=True)
+    finally:
+        gate.open()
+
+
+def gauges(decision: Decision) -> dict[str, float]:
+    """A decision as TRL's metrics; what is unknown is left out."""
+    values = {name: getattr(decision, field) for name, field in GAUGES.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def write_line(trace: Path, decision: Decision) -> None:
+    """Append a decision to the trace, with the time of day; a trace that cannot be written costs the trace only."""
+    line = {"at": round(time.time(), 3), **decision.to_dict()}
+    with contextlib.suppress(OSError), trace.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line) + "\n")
