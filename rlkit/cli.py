@@ -119,6 +119,47 @@ def check(recipe_file: RecipeFile, engine: Engine = None, overrides: Set = None,
 
 
 @app.command()
+def predict(
+    recipe_file: RecipeFile,
+    overrides: Set = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations, each with a seed of its own.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Say how long a recipe would take, what it would cost and what would bound it; start nothing."""
+    from rlkit.simulation.prediction import predict as predict_recipe
+
+    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
+    _stop_at_errors_of(recipe)
+    prediction = predict_recipe(recipe, seeds)
+    if as_json:
+        terminal.print_json(prediction.to_dict())
+    else:
+        terminal.print_prediction(prediction)
+
+
+@app.command()
+def simulate(
+    published: Annotated[
+        bool, typer.Option("--published", help="The nine published runs beside their figures.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations of each run.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the simulator with what was published, cell by cell."""
+    from rlkit.simulation.published import compare
+
+    if not published:
+        raise BadInput("rlkit simulate: give --published; a recipe is simulated by: rlkit run RECIPE --engine sim")
+    comparison = compare(seeds)
+    if as_json:
+        terminal.print_json(comparison.to_dict())
+    else:
+        terminal.print_comparison(comparison)
+    if comparison.misses:
+        raise typer.Exit(1)
+
+
+@app.command()
 def diagnose(
     project: Annotated[str, typer.Argument(help="A trackio project, or the folder of a run.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
@@ -292,6 +333,13 @@ def _findings(recipe: Recipe, folder: Path) -> list[Finding]:
     from rlkit import preflight
 
     return preflight.check(recipe, preflight.gather_facts(recipe, folder))
+
+
+def _stop_at_errors_of(recipe: Recipe) -> None:
+    """Print the errors that preflight finds, and end there if there are any; warnings are not what was asked for."""
+    errors = [finding for finding in _findings(recipe, RUNS) if finding.severity == "error"]
+    terminal.print_findings(errors, terminal.err)
+    _stop_at_errors(errors)
 
 
 def _stop_at_errors(findings: list[Finding]) -> None:

@@ -213,3 +213,14 @@ def _installed(*names: str) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+def inspect_simulation(recipe: Recipe) -> str | None:
+    """Why a recipe cannot be simulated, `field: reason`, or None."""
+    from rlkit.simulation.recipes import translate
+
+    try:
+        translate(recipe)
+    except BadInput as error:
+        return str(error)
+    return None

@@ -58,6 +58,7 @@ class MachineFacts:
     model_problem: str | None = None
     data_problem: str | None = None
     reward_problem: str | None = None
+    simulation_problem: str | None = None
     head_size: int | None = None
     max_positions: int | None = None
     chat_template_known: bool | None = None
@@ -65,7 +66,14 @@ class MachineFacts:
 
 
 def gather_facts(recipe: Recipe, folder: Path = Path("runs/out")) -> MachineFacts:
-    """Look at this machine and at the model, prompts and reward of `recipe`; `folder` is where the run will be."""
+    """Look at this machine and at the model, prompts and reward of `recipe`; `folder` is where the run will be.
+
+    A simulated run loads none of these; only whether it can be simulated is looked at.
+    """
+    if recipe.engine == "sim":
+        return MachineFacts(
+            free_disk_gib=machine.free_disk_gib(folder), simulation_problem=inputs.inspect_simulation(recipe)
+        )
     versions = machine.versions(PACKAGES)
     model = inputs.inspect_model(recipe.model)
     data_problem = inputs.inspect_data(recipe.data)
@@ -108,6 +116,9 @@ def memory_needed_gib(recipe: Recipe) -> float:
 
 def _inputs(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     if recipe.engine == "sim":
+        if facts.simulation_problem:
+            name, _, problem = facts.simulation_problem.partition(": ")
+            yield _error(name, problem, "name what the simulator knows, or take another engine")
         return
     if facts.model_problem:
         yield _error("model.name", facts.model_problem, "name a folder that transformers can load, or a Hub id")

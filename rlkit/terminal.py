@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rlkit.diagnosis import Verdict
     from rlkit.doctor import Line
     from rlkit.preflight import Finding
+    from rlkit.simulation.prediction import Prediction, Spread
+    from rlkit.simulation.published import Comparison
 
 # Long lines stay whole: they may be read by a program, and a terminal wraps them itself.
 out = Console(soft_wrap=True, highlight=False)
@@ -68,3 +70,51 @@ def print_lines(lines: list[Line]) -> None:
     width = max(len(line.name) for line in lines)
     for line in lines:
         labelled(f"{line.state:<4}", colours[line.state], f"{line.name:<{width}}  {line.text}")
+
+
+def print_prediction(prediction: Prediction) -> None:
+    """The verdict, then each figure with its range over the seeds, then what is extrapolated."""
+    print_verdict(prediction.verdict, evidence=False)
+
+    def line(name: str, unit: str, spread: Spread, digits: int) -> None:
+        low, high = f"{spread.low:,.{digits}f}", f"{spread.high:,.{digits}f}"
+        say(f"  {name:<24} {spread.mean:,.{digits}f} {unit}".rstrip() + f"  ({low} to {high})")
+
+    say(f"{prediction.steps} steps, mean and range of {prediction.seeds} simulations:")
+    line("step", "s", prediction.step_s, 2)
+    line("wall-clock", "min", prediction.wall_clock_min, 1)
+    if prediction.usd is not None:
+        line("cost", "USD", prediction.usd, 2)
+    line("staleness", "versions", prediction.staleness, 2)
+    line("dropped / trained", "", prediction.dropped_over_trained, 3)
+    line("preemptions / request", "", prediction.preemptions_per_request, 3)
+    line("useful tokens", "tok/s", prediction.useful_tok_s, 0)
+    if len(set(prediction.bounds)) > 1:
+        say(f"  The seeds disagree on what bounds it: {', '.join(prediction.bounds)}.")
+    for note in prediction.extrapolated:
+        labelled("extrapolated:", "yellow", note)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """One row a published figure, the misses in red, and a last line that counts them."""
+    from rich.table import Table
+
+    def value(number: float | None) -> str:
+        return "" if number is None else f"{number:,.4g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+    table = Table("run", "figure", "statistic", "published", "simulated", "error", "seed sd", "within", box=None)
+    for cell in comparison.cells:
+        ends = [value(cell.published_low)] + [value(cell.published_high)] * (cell.published_low != cell.published_high)
+        error = "" if cell.error is None else f"{cell.error:+.1%}"
+        within = "" if cell.tolerance is None else f"{'yes' if cell.within else 'NO'}: {cell.tolerance}"
+        row = [cell.run, cell.figure, cell.statistic, " to ".join(ends), value(cell.simulated), error]
+        table.add_row(*row, value(cell.deviation), within, style="red" if cell.within is False else None)
+    for verdict in comparison.verdicts:
+        simulated = ", ".join(dict.fromkeys(f"{bound}-bound" for bound in verdict.simulated))
+        within = "yes" if verdict.within else "NO"
+        table.add_row(verdict.run, "verdict", "diagnosis", verdict.published, simulated, "", "", within)
+    out.print(table)
+    judged = [cell for cell in comparison.cells if cell.within is not None]
+    say(f"{len(comparison.misses)} of {len(judged) + len(comparison.verdicts)} judged figures are out of tolerance.")
+    chase, longest = comparison.chase_cpu_s, comparison.longest_run_cpu_s
+    say(f"CPU of one seed: the chase {chase:.1f} s, the longest run {longest:.1f} s.")

@@ -5,6 +5,7 @@ jobs.py    one process with its log                 guard.py         ends the jo
 lock.py    one engine per run folder, and its end   checkpoint.py    what a run in a folder resumes from
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 receivers.py  beside the replicas of a local run that pushes its adapters
+sim.py     no processes: the simulator in the place of all jobs
 """
 
 from __future__ import annotations
@@ -32,4 +33,8 @@ def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent = lambda event: 
         from rlkit.engines.local import launch_local
 
         return launch_local(recipe, folder, on_event)
-    raise BadInput(f"engine: {recipe.engine!r} cannot run yet; use --engine local")
+    if recipe.engine == "sim":
+        from rlkit.engines.sim import launch_sim
+
+        return launch_sim(recipe, folder, on_event)
+    raise BadInput(f"engine: {recipe.engine!r} cannot run yet; use --engine local or --engine sim")

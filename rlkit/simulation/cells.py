@@ -117,7 +117,7 @@ def _sync_s(run: SimulatedRun) -> float:
 
 
 def _accept_s(run: SimulatedRun) -> float:
-    return statistics.median(sync.seconds - sync.pause_s - sync.transfer_s for sync in run.run.syncs)
+    return statistics.median(sync.accept_s for sync in run.run.syncs)
 
 
 def _in_flight(end: Callable[[list[float]], float]) -> Measure:

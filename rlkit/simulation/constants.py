@@ -180,6 +180,49 @@ ADAPTIVE_CAP = Workload(
     trainer_factor=0.43,
 )
 
+# A machine without a GPU, for the toy models: read off the log of one real run of TRL 1.16 and vLLM 0.31 on two cores,
+# which trainer and replicas share. `rlkit calibrate` makes better ones of a user's own runs.
+TWO_CORES = Physics(
+    iteration_s=0.012,
+    lora_iteration_s=0.0,
+    sequence_s=0.62e-3,
+    cache_read_fraction=1.0,
+    prefill_mfu=0.1,
+    row_s=0.0311,
+    row_mfu=0.0428,
+    recompute_share=0.31,
+    optimizer_s=0.0014,
+    forward_share=0.33,
+    microbatch_s=0.016,
+    score_s=0.007,
+    pause_s=0.08,
+    save_s=0.04,
+    lag_s=0.0,
+    lag_deviation_s=0.0,
+    load_s=0.035,
+    push_s=0.05,
+)
+TOY = Workload(
+    mean_start=14.0,
+    mean_end=23.0,
+    between_prompts=0.1,
+    within_prompt=0.25,
+    prompts=7290,
+    prompt_tokens=65,
+    template_tokens=60,
+    prompt_deviation=0.5,
+)
+TOY_UNTRAINED = Workload(
+    mean_start=200.0,
+    mean_end=300.0,
+    between_prompts=0.1,
+    within_prompt=0.6,
+    prompts=7290,
+    prompt_tokens=65,
+    template_tokens=60,
+    prompt_deviation=0.5,
+)
+
 _PACKED = ("r1-dp2-tb16k:batch/samples_per_step", "r1-dp3-inflight384:batch/samples_per_step")
 _CAP_TOKENS = tuple(f"kv8g-{run}:wall_clock_min" for run in ("main", "pausefix", "caponly", "cap"))
 

@@ -36,8 +36,11 @@ GPUS: Mapping[str, Gpu] = {
     "l40s": Gpu(0.864e12, 362e12, 48e9),
     "a10g": Gpu(0.6e12, 70e12, 24e9),
     "l4": Gpu(0.3e12, 121e12, 24e9),
+    # Two cores without a GPU: FLOP/s by a measured matmul, the rest of a common machine.
+    "cpu": Gpu(20e9, 100e9, 16e9),
 }
 FITTED_GPU = "h200"
+CPU_FLAVOR = "cpu"
 
 # TRL 1.14 took this peak for every device.
 TRL_PEAK_FLOPS = 989.5e12
@@ -86,9 +89,13 @@ class Model:
 
 
 QWEN2_1_5B = Model(hidden=1536, layers=28, vocabulary=151936, heads=12, kv_heads=2, head=128, intermediate=8960)
+# The model of rlkit.training.toy_model.
+TOY_MODEL = Model(hidden=96, layers=2, vocabulary=288, heads=3, kv_heads=1, head=32, intermediate=192)
 MODELS: Mapping[str, Model] = {
     "Qwen/Qwen2.5-Math-1.5B": QWEN2_1_5B,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": QWEN2_1_5B,
+    "toy-arithmetic": TOY_MODEL,
+    "toy-untrained": TOY_MODEL,
 }
 
 

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
-from rlkit.simulation.constants import ADAPTIVE_CAP, BETWEEN_PROMPTS, CHASE, WITHIN_PROMPT, Physics, Workload
-from rlkit.simulation.hardware import FITTED_GPU, MODELS, Machine, gpu, model_shape
+from rlkit.simulation.constants import (
+    ADAPTIVE_CAP,
+    BETWEEN_PROMPTS,
+    CHASE,
+    TOY,
+    TOY_UNTRAINED,
+    TWO_CORES,
+    WITHIN_PROMPT,
+    Physics,
+    Workload,
+)
+from rlkit.simulation.hardware import CPU_FLAVOR, FITTED_GPU, MODELS, Machine, gpu, model_shape
 from rlkit.simulation.lengths import lengths_of
 from rlkit.simulation.replica import Capacity
 from rlkit.simulation.setup import Engine, RoutingSetup, Setup, SyncSetup, TrainerSetup
@@ -16,6 +26,8 @@ from rlkit.simulation.setup import Engine, RoutingSetup, Setup, SyncSetup, Train
 WORKLOADS = {
     "Qwen/Qwen2.5-Math-1.5B": CHASE,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ADAPTIVE_CAP,
+    "toy-arithmetic": TOY,
+    "toy-untrained": TOY_UNTRAINED,
 }
 
 # What is assumed of a model nobody has measured: completions of a third of the most they may have, as in the chase.
@@ -23,11 +35,15 @@ ASSUMED_MEAN = 1 / 3
 
 # vLLM's default for an API server on a GPU of this size (EngineArgs, UsageContext.OPENAI_API_SERVER).
 MAX_NUM_SEQS = 1024
+
+# vLLM's block without a GPU, in tokens.
+CPU_BLOCK_SIZE = 128
+
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Translation:
     """A set-up, and what in it is not from a measurement: one sentence each."""
 
     setup: Setup
@@ -36,21 +52,25 @@ class Prediction:
 
 def setup_of(recipe: Recipe, physics: Physics | None = None, workload: Workload | None = None) -> Setup:
     """The recipe in numbers. Raises BadInput for hardware or a model that nothing is known of."""
-    return predictable(recipe, physics, workload).setup
+    return translate(recipe, physics, workload).setup
 
 
-def predictable(recipe: Recipe, physics: Physics | None = None, workload: Workload | None = None) -> Prediction:
+def translate(recipe: Recipe, physics: Physics | None = None, workload: Workload | None = None) -> Translation:
     """The same, with what is extrapolated. Raises BadInput."""
-    physics = physics or Physics()
     notes = []
     hardware = recipe.hardware
+    on_cpu = {hardware.trainer.lower(), hardware.replica.lower()} == {CPU_FLAVOR}
+    if physics is None:
+        physics = TWO_CORES if on_cpu else Physics()
+        if on_cpu:
+            notes.append("hardware cpu: two cores that trainer and replicas share, from the log of one real run.")
     machine = Machine(
         model_shape(recipe.model.name),
         gpu(hardware.trainer, "hardware.trainer"),
         gpu(hardware.replica, "hardware.replica"),
     )
     for field, flavor in (("trainer", hardware.trainer), ("replica", hardware.replica)):
-        if not flavor.lower().startswith(FITTED_GPU):
+        if not on_cpu and not flavor.lower().startswith(FITTED_GPU):
             notes.append(f"hardware.{field} {flavor}: extrapolated from its data sheet, the constants are of an H200.")
     if recipe.model.name not in MODELS:
         notes.append(f"model.name {recipe.model.name}: extrapolated from its shape, the constants are of a 1.5B model.")
@@ -62,14 +82,14 @@ def predictable(recipe: Recipe, physics: Physics | None = None, workload: Worklo
         notes.append(
             f"lengths: nothing is known of this model's completions, {mean:.0f} tokens on average are assumed."
         )
-    return Prediction(_setup(recipe, physics, machine, workload), tuple(notes))
+    return Translation(_setup(recipe, physics, machine, workload), tuple(notes))
 
 
 def _setup(recipe: Recipe, physics: Physics, machine: Machine, workload: Workload) -> Setup:
     rollout, serve, sampling = recipe.rollout, recipe.serve, recipe.sampling
     adapters = recipe.lora is not None
     rates = machine.rates(physics, adapters)
-    block_size = serve.block_size or 16
+    block_size = serve.block_size or (CPU_BLOCK_SIZE if recipe.hardware.replica.lower() == CPU_FLAVOR else 16)
     capacity = Capacity(_kv_tokens(recipe, machine, block_size), serve.max_num_seqs or MAX_NUM_SEQS, block_size)
     if capacity.kv_tokens < serve.max_model_len:
         tokens = f"{capacity.kv_tokens:,.0f} tokens"

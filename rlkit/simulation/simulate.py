@@ -18,6 +18,7 @@ shorter run. Pure: no files, clocks or tasks, and the same seed gives the same r
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlkit.admission.law import Decision
@@ -71,13 +72,15 @@ class Simulation:
         return self.generated_tokens / self.seconds
 
 
-def simulate(setup: Setup, seed: int = 0) -> Simulation:
-    """Run a set-up to its last step. Raises RunFailed when a sync would have failed the run."""
+def simulate(setup: Setup, seed: int = 0, on_step: Callable[[Step], None] | None = None) -> Simulation:
+    """Run a set-up to its last step; `on_step` gets each. Raises RunFailed when a sync would have failed the run."""
     run = Simulation()
     loop, window, dice = EventLoop(), Window(), random.Random(seed)
 
     def log(number: int, metrics: dict[str, float]) -> None:
         run.steps.append(Step(number, loop.now, metrics))
+        if on_step is not None:
+            on_step(run.steps[-1])
 
     def progress() -> float:
         return trainer.progress()
@@ -99,13 +102,14 @@ def simulate(setup: Setup, seed: int = 0) -> Simulation:
     run.syncs, run.decisions, run.routing = trainer.syncs, worker.decisions, worker.fleet.router.counts
     run.per_engine = [
         {
+            "server": setup.engines[number].server,
             "finished": engine.finished,
             "preemptions": engine.preemptions,
             "queried_tokens": engine.queried_tokens,
             "cached_tokens": engine.cached_tokens,
             "mean_running": engine.running_seconds / loop.now,
         }
-        for engine in engines
+        for number, engine in enumerate(engines)
     ]
     run.events = loop.events
     return run

@@ -31,6 +31,11 @@ class Sync:
     transfer_s: float
     attempts: tuple[int, ...] = ()
 
+    @property
+    def accept_s(self) -> float:
+        """From the saved adapter to resumed servers: what the loads take."""
+        return self.seconds - self.pause_s - self.transfer_s
+
 
 class Publisher:
     """Publishes policy versions to `servers` servers, one after the other."""
