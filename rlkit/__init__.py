@@ -7,6 +7,7 @@ The way of the data, one module a step:
     rlkit.serving     between trainer and replicas      rlkit.tracking    trackio in, one frame per run out
     rlkit.diagnosis   frame in, verdict out             rlkit.figures     frames in, plotly out
     rlkit.report      notebook in, one HTML file out    rlkit.cli         the command line
+    rlkit.simulation  a recipe in, its run out, without a machine
 """
 
 __version__ = "0.1.0"

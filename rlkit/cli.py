@@ -123,18 +123,69 @@ def predict(
     recipe_file: RecipeFile,
     overrides: Set = None,
     seeds: Annotated[int, typer.Option(min=1, help="Simulations, each with a seed of its own.")] = 3,
+    constants: Annotated[Path | None, typer.Option(help="What rlkit calibrate wrote, else the built-in ones.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how long a recipe would take, what it would cost and what would bound it; start nothing."""
+    from rlkit.simulation.calibration import load_constants
     from rlkit.simulation.prediction import predict as predict_recipe
 
     recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
-    prediction = predict_recipe(recipe, seeds)
+    physics, workload = load_constants(constants) if constants else (None, None)
+    prediction = predict_recipe(recipe, seeds, physics, workload)
     if as_json:
         terminal.print_json(prediction.to_dict())
     else:
         terminal.print_prediction(prediction)
+
+
+@app.command()
+def calibrate(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of real runs on this machine.")],
+    out: Annotated[Path, typer.Option(help="The file of constants.")] = Path("constants.json"),
+    as_json: AsJson = False,
+) -> None:
+    """Read the simulator's constants off real runs, for rlkit predict --constants."""
+    from rlkit.results import read_run
+    from rlkit.run_folder import RunFolder
+    from rlkit.simulation.calibration import LoggedRun
+    from rlkit.simulation.calibration import calibrate as calibrate_runs
+
+    runs = []
+    for folder in folders:
+        logged, recipe = read_run(RunFolder(folder))
+        runs.append(LoggedRun(str(folder), logged.frame, recipe))
+    calibration = calibrate_runs(runs)
+    calibration.save(out)
+    if as_json:
+        terminal.print_json(calibration.to_dict())
+    else:
+        terminal.print_calibration(calibration)
+        terminal.say(f"Constants: {out}")
+
+
+@app.command()
+def plan(
+    recipe_file: RecipeFile,
+    overrides: Set = None,
+    budget: Annotated[float | None, typer.Option(min=0, metavar="USD", help="The most it may cost.")] = None,
+    deadline: Annotated[float | None, typer.Option(min=0, metavar="MIN", help="The most it may take.")] = None,
+    sync_steps: Annotated[
+        list[int] | None, typer.Option(min=1, help="Also try this rollout.weight_sync_steps; it changes learning.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest and cheapest ways to run a recipe, what it learns left alone; start nothing."""
+    from rlkit.simulation.planning import plan as plan_recipe
+
+    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
+    _stop_at_errors_of(recipe)
+    found = plan_recipe(recipe, budget, deadline, sync_steps or ())
+    if as_json:
+        terminal.print_json(found.to_dict())
+    else:
+        terminal.print_plan(found)
 
 
 @app.command()

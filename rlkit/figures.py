@@ -133,21 +133,31 @@ def waiting(frame: pd.DataFrame, x: Axis = "step") -> go.Figure:
 
 
 def in_flight(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step") -> go.Figure:
-    """Rollouts in flight against their limit.
+    """Rollouts in flight against their limit, and what the admission cap lets through of them.
 
-    rollout/inflight counts tasks that have not been collected yet, queued ones included, not what vLLM is running.
+    rollout/inflight counts tasks that have not been collected yet, those that wait at the admission gate or in a queue
+    included, not what vLLM is running; rollout/inflight_admitted those past the gate.
     """
-    metric = "rollout/inflight"
+    metric, admitted, cap = "rollout/inflight", "rollout/inflight_admitted", "rollout/inflight_cap"
     figure = chart.blank("How many rollouts are in flight?", "Rollouts in flight")
     if chart.nothing_logged(figure, frame, [metric]):
         return figure
-    chart.line(figure, chart.x_values(figure, frame, x), frame[metric], "in flight", BLUE, unit=" rollouts")
+    where = chart.x_values(figure, frame, x)
+    chart.line(figure, where, frame[metric], "in flight", BLUE, unit=" rollouts")
     mean = frame[metric].mean()
     text = f"{number(mean)} rollouts are in flight on average"
-    if recipe is not None:
-        limit = recipe.inflight_limit
+    limit = None if recipe is None else recipe.inflight_limit
+    if limit is not None:
         chart.limit(figure, limit, f"max_inflight_tasks {limit}")
         text += f", {percent(mean / limit)} of the limit ({limit})" if limit else ""
+    if chart.logged(frame, cap) and chart.logged(frame, admitted) and frame[cap].min() < (limit or frame[metric].max()):
+        # A gauge that is read every few seconds: steps between two readings are bridged.
+        for name, label, colour, dash in ((admitted, "admitted", GREEN, None), (cap, "cap", VERMILLION, "dot")):
+            known = frame[name].dropna()
+            chart.line(figure, where[known.index], known, label, colour, unit=" rollouts", dash=dash)
+        text += f"; the admission cap of {number(frame[cap].min())} to {number(frame[cap].max())} lets through"
+        chart.describe(figure, f"{text} {number(frame[admitted].mean())} of them, and holds back what would not fit.")
+        return figure
     chart.describe(figure, f"{text}. At the limit, more replicas do not help: they only share the same rollouts.")
     return figure
 
@@ -175,9 +185,15 @@ def staleness(frame: pd.DataFrame, recipe: Recipe | None = None, x: Axis = "step
     return figure
 
 
-def reward(frame: pd.DataFrame, x: Axis = "step", window: int | None = None) -> go.Figure:
-    """Mean reward per step, and its mean over the last `window` steps (None: a twentieth of the run, at least 5)."""
+def reward(frame: pd.DataFrame, x: Axis = "step", window: int | None = None, recipe: Recipe | None = None) -> go.Figure:
+    """Mean reward per step, and its mean over the last `window` steps (None: a twentieth of the run, at least 5).
+
+    A simulated run has none, and the figure says so instead of leaving it at that nothing was logged.
+    """
     figure = chart.blank("Does it learn?", "Mean reward")
+    if recipe is not None and recipe.engine == "sim" and not chart.logged(frame, "reward"):
+        chart.say(figure, "reward: not simulated, it has no physics")
+        return figure
     if chart.nothing_logged(figure, frame, ["reward"]):
         return figure
     series = frame["reward"].dropna()

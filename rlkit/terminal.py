@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rlkit.evaluation.evaluate import Score
     from rlkit.ledger import Entry
     from rlkit.preflight import Finding
+    from rlkit.simulation.calibration import Calibration
+    from rlkit.simulation.planning import Plan
     from rlkit.simulation.prediction import Prediction, Spread
     from rlkit.simulation.published import Comparison
 
@@ -160,3 +162,34 @@ def print_comparison(comparison: Comparison) -> None:
     say(f"{len(comparison.misses)} of {len(judged) + len(comparison.verdicts)} judged figures are out of tolerance.")
     chase, longest = comparison.chase_cpu_s, comparison.longest_run_cpu_s
     say(f"CPU of one seed: the chase {chase:.1f} s, the longest run {longest:.1f} s.")
+
+
+def print_plan(plan: Plan) -> None:
+    """The recipe as it is, then the front, fastest first."""
+    from rich.table import Table
+
+    table = Table("minutes", "USD", "step, s", "staleness", "bound by", "changes", box=None)
+    for point in (plan.as_it_is, *plan.front):
+        changes = " ".join(point.changes) or "none: the recipe as it is"
+        usd = "" if point.usd is None else f"{point.usd:.2f}"
+        table.add_row(
+            f"{point.wall_clock_min:.1f}", usd, f"{point.step_s:.2f}", f"{point.staleness:.2f}", point.bound, changes
+        )
+    out.print(table)
+    if not plan.front:
+        say("Nothing that was tried keeps to the budget and the deadline.")
+    say(f"{plan.simulated} candidates simulated, {plan.pruned} more could not have been faster.", err)
+    for note in plan.extrapolated:
+        labelled("extrapolated:", "yellow", note)
+
+
+def print_calibration(calibration: Calibration) -> None:
+    """What the calibrated simulator gives for the runs it was calibrated on, beside what they logged."""
+    from rich.table import Table
+
+    table = Table("run", "figure", "logged", "simulated", "error", box=None)
+    for run, figures in calibration.residuals.items():
+        for figure, (simulated, logged) in figures.items():
+            error = f"{simulated / logged - 1:+.1%}" if logged else ""
+            table.add_row(run, figure, f"{logged:.4g}", f"{simulated:.4g}", error)
+    out.print(table)

@@ -18,8 +18,8 @@ MANY_PREEMPTIONS = 0.5
 # Requests that wait inside the servers for each that runs: a cache that fits everybody leaves none waiting.
 MANY_WAITING = 0.1
 
-# A cache this full has no room for what grows in it (the published law calls for a cut at 0.9).
-FULL_CACHE = 0.85
+# Above it requests are preempted for one another's blocks; while some wait as well, one more only waits longer.
+FULL_CACHE = 0.9
 
 # Rollouts of average length that are ready in half of the allowed versions are in time: only long ones are late.
 AVERAGE_IN_TIME = 0.5
@@ -40,28 +40,29 @@ def is_crowded(signals: Signals) -> bool:
     """More rollouts in the servers than their KV cache has room for."""
     if signals.preemptions_per_sample is not None and signals.preemptions_per_sample >= MANY_PREEMPTIONS:
         return True
-    usage, waiting, running = signals.kv_cache_usage, signals.vllm_waiting, signals.vllm_running
-    if usage is None or waiting is None or not running:
+    usage, waiting = signals.kv_cache_usage, signals.vllm_waiting
+    if usage is None or waiting is None:
         return False
-    return usage >= FULL_CACHE and waiting >= MANY_WAITING * running
+    return usage >= FULL_CACHE and waiting >= max(1.0, MANY_WAITING * (signals.vllm_running or 0.0))
 
 
 def crowded_cause(signals: Signals, recipe: Recipe | None) -> Cause:
     """Over-admission, and its two remedies."""
     said = []
+    if signals.kv_cache_usage is not None:
+        said.append(f"{percent(signals.kv_cache_usage)} in use")
+    if signals.vllm_waiting:
+        said.append(f"{number(signals.vllm_waiting)} requests wait in the servers")
     if signals.preemptions_per_sample:
         said.append(f"{number(signals.preemptions_per_sample)} preemptions for each sample")
-    if signals.vllm_waiting:
-        said.append(f"{number(signals.vllm_waiting)} requests wait inside the servers")
-    if signals.kv_cache_usage is not None:
-        said.append(f"the cache is {percent(signals.kv_cache_usage)} full")
     if signals.dropped_per_trained is not None and signals.dropped_per_trained >= MANY_DROPPED:
         said.append(f"{_dropped_words(signals.dropped_per_trained)} are thrown away as stale")
+    capped = recipe is not None and recipe.cap.policy != "none"
+    give = "Give" if capped else f"Admit what fits ({_fewer(signals)}), or give"
     return Cause(
         name="over-admission",
-        text=f"more rollouts in the servers than their KV cache holds ({', '.join(said)})",
-        next_action=f"Admit fewer rollouts at once, by what the servers say: {_fewer(signals, recipe)}, or give the "
-        "replicas more cache (serve.kv_cache_gib, serve.replicas).",
+        text=f"full KV caches ({', '.join(said)})",
+        next_action=f"{give} the replicas more cache: serve.replicas, or serve.kv_cache_gib.",
         seconds=signals.rollout_wait_s,
         alone=True,
     )
@@ -102,7 +103,7 @@ def dropped_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
         name="stale",
         text=f"samples thrown away as stale ({number(100 * dropped)} for every 100 trained on)",
         next_action="Admit fewer rollouts at once, so that they are finished before they are stale: "
-        f"{_fewer(signals, recipe)}.",
+        f"{_fewer(signals)}.",
         seconds=seconds,
         alone=True,
     )
@@ -132,6 +133,6 @@ def _dropped_words(dropped: float) -> str:
     return f"{number(100 * dropped)} samples for every 100 trained on"
 
 
-def _fewer(signals: Signals, recipe: Recipe | None) -> str:
+def _fewer(signals: Signals) -> str:
     now = "" if signals.inflight_limit is None else f" ({number(signals.inflight_limit)} now)"
     return f"cap.policy=rlkit, or a lower rollout.max_inflight_tasks{now}"

@@ -462,6 +462,52 @@ def test_the_proxy_beyond_this_machine_and_with_receivers(monkeypatch: pytest.Mo
     assert (config.transport.kind, config.receivers, config.receiver_token_env) == ("push", ["http://a:2"], "THEIRS")
 
 
+# predict and simulate
+
+PUBLISHED = str(ROOT / "runs" / "published" / "r1-dp3-inflight384.yaml")
+
+
+def test_a_prediction_in_lines_and_as_json(checkout: Path) -> None:
+    result = rlkit_("predict", PUBLISHED, "--set", "train.steps=12", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(("Trainer-bound", "Generation-bound", "Balanced", "Undetermined"))
+    assert any(line.split()[:1] == ["cost"] and "USD" in line for line in lines)
+    answer = json.loads(rlkit_("predict", PUBLISHED, "--set", "train.steps=12", "--seeds", "1", "--json").stdout)
+    assert answer["steps"] == 12
+    assert answer["wall_clock_min"]["low"] == answer["wall_clock_min"]["mean"]
+
+
+def test_what_cannot_be_predicted_is_told_in_one_line(checkout: Path) -> None:
+    line = one_error(rlkit_("predict", PUBLISHED, "--set", "hardware.replica=abacus"))
+    assert line.startswith("error: hardware.replica: 'abacus' has no data sheet here")
+
+
+def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.simulation import published
+
+    def cell(figure: str, within: bool | None) -> published.Cell:
+        return published.Cell(
+            "r1", figure, "median", 10.0, 12.0, 11.0, 0.5, 0.0, "5%" if within is not None else None, within
+        )
+
+    def compared(*withins: bool | None) -> published.Comparison:
+        cells = [cell(f"figure-{number}", within) for number, within in enumerate(withins)]
+        return published.Comparison(
+            cells, [published.VerdictCell("r1", "trainer-bound", ["trainer"], None, True)], 9.0, 4.0
+        )
+
+    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, None))
+    good = rlkit_("simulate", "--published")
+    assert good.exit_code == 0
+    assert "0 of 2 judged figures are out of tolerance." in good.stdout
+    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, False))
+    bad = rlkit_("simulate", "--published", "--json")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["misses"] == ["r1 figure-1"]
+    assert "--published" in one_error(rlkit_("simulate"))
+
+
 # doctor, and the program itself
 
 
@@ -488,5 +534,17 @@ def test_help_and_check_import_nothing_heavy() -> None:
 
 
 def test_every_command_has_a_help_page() -> None:
-    for command in ("run", "check", "diagnose", "report", "runs", "proxy", "doctor"):
+    for command in (
+        "run",
+        "check",
+        "predict",
+        "calibrate",
+        "plan",
+        "simulate",
+        "diagnose",
+        "report",
+        "runs",
+        "proxy",
+        "doctor",
+    ):
         assert rlkit_(command, "--help").exit_code == 0

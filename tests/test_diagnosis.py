@@ -496,6 +496,7 @@ def test_without_a_step_time_the_wait_is_bounded_from_above() -> None:
 
 TRAINER: dict[str, float | None] = {"perf__rollout_wait_s": 0.0}
 GENERATION: dict[str, float | None] = {"perf__rollout_wait_s": 0.6, "sample__rollout_queue_size": 5.0}
+FULL_CACHES = {"rollout__kv_cache_usage": 0.98, "rollout__vllm_queued_requests": 38.0}
 CHECKPOINTING = "train.gradient_checkpointing=true"
 COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
 
@@ -541,6 +542,10 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
         (GENERATION | {"rollout__inflight_cap": 24.0}, "cap.policy=rlkit", RATE, "serve.replicas"),
         # A cap that stands at the limit does not.
         (GENERATION | {"rollout__inflight_cap": 64.0}, "cap.policy=rlkit", "in-flight limit", "from 64 to 128."),
+        # Nor does anything in flight help that the caches have no room for.
+        (GENERATION | FULL_CACHES, None, "full KV caches (98 % in use, 38 requests wait", "cap.policy=rlkit"),
+        (GENERATION | FULL_CACHES, "cap.policy=rlkit", "full KV caches", "Give the replicas more cache"),
+        (GENERATION | FULL_CACHES | {"rollout__kv_cache_usage": 0.5}, None, "in-flight limit", "from 64 to 128."),
         (GENERATION | {"rollout__score_block_s": 0.5}, None, "scoring", "reward (rlkit.training.rewards:toy_sum)"),
         # Nor does scoring hold anything up when it is held up itself, by the full queue behind it.
         (
@@ -651,7 +656,7 @@ def test_any_frame_gets_an_opinion(frame: pd.DataFrame, recipe: Recipe | None) -
     assert verdict.headline
     assert verdict.headline.endswith(".")
     assert verdict.next_action.endswith(".")
-    assert (verdict.cause is None) == (verdict.bound in ("balanced", "undetermined"))
+    assert (verdict.cause is None) == (verdict.bound in ("balanced", "stalled", "undetermined"))
     json.dumps(verdict.model_dump(mode="json"), allow_nan=False)
 
 

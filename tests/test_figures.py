@@ -144,6 +144,24 @@ def test_limits_come_from_the_recipe_and_are_left_out_without_one() -> None:
         assert figure.data
 
 
+def test_a_cap_below_the_limit_is_shown_with_what_it_admits() -> None:
+    frame = recorded("learning-run")
+    assert (
+        len(
+            figures.in_flight(
+                frame.assign(**{"rollout/inflight_cap": 64.0, "rollout/inflight_admitted": 64.0}), recipe()
+            ).data
+        )
+        == 2
+    )
+    frame["rollout/inflight_cap"] = [10.0, 20.0] * (len(frame) // 2)
+    frame["rollout/inflight_admitted"] = [12.0, float("nan")] * (len(frame) // 2)
+    figure = figures.in_flight(frame, recipe())
+    assert [trace.name for trace in figure.data] == ["in flight", "max_inflight_tasks 64", "admitted", "cap"]
+    assert len(figure.data[2].x) == len(frame) // 2
+    assert "the admission cap of 10 to 20 lets through 12 of them" in figure.layout.meta["alt"]
+
+
 def test_automatic_in_flight_limit_is_trls_own_formula() -> None:
     figure = figures.in_flight(recorded("learning-run"), recipe(max_inflight_tasks=-1))
     assert limits(figure) == [4 * 4]  # max_staleness x (one sample per device x four accumulated)
@@ -260,3 +278,10 @@ def test_routing_without_requests_says_so(proxy: dict[str, Any]) -> None:
     figure = figures.routing(proxy)
     assert not figure.data
     assert "none counted" in notes(figure)
+
+
+def test_a_simulated_run_says_that_it_has_no_reward() -> None:
+    frame = recorded("learning-run").drop(columns="reward")
+    simulated = figures.reward(frame, recipe=recipe().with_overrides(["engine=sim"]))
+    assert "it has no physics" in str(simulated.layout.annotations)
+    assert "not logged" in str(figures.reward(frame, recipe=recipe()).layout.annotations)

@@ -36,8 +36,9 @@ def model_facts(folder: Path) -> ModelFacts:
     return inspect_model(ModelSection(name=str(folder)))
 
 
-def test_the_toy_model_is_known_without_being_built() -> None:
-    facts = inspect_model(ModelSection(name="toy-arithmetic"))
+@pytest.mark.parametrize("name", ["toy-arithmetic", "toy-untrained"])
+def test_the_toy_models_are_known_without_being_built(name: str) -> None:
+    facts = inspect_model(ModelSection(name=name))
     assert (facts.problem, facts.head_size, facts.max_positions, facts.chat_template_known) == (None, 32, 512, True)
 
 

@@ -13,13 +13,16 @@ import pytest
 from html_page import Page
 from run_folders import log_run, run_folder
 
+from rlkit.ablation import CELLS
 from rlkit.report import declared_parameters, render_notebook, report_run
 from rlkit.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
 NOTEBOOKS = sorted((TESTS.parent / "notebooks").glob("*.ipynb"))
 MAX_CELL_LINES = 12  # more is logic, which belongs in a module with a test
-LAUNCH, DIAGNOSE = (TESTS.parent / "notebooks" / name for name in ("01_launch.ipynb", "02_diagnose.ipynb"))
+LAUNCH, DIAGNOSE, CAP = (
+    TESTS.parent / "notebooks" / name for name in ("01_launch.ipynb", "02_diagnose.ipynb", "04_adaptive_cap.ipynb")
+)
 
 # Runs in the notebook's kernel before its first cell: an engine that "executes" a recorded run.
 FAKE_ENGINE = f"""
@@ -72,7 +75,7 @@ def test_notebooks_keep_to_the_rules(path: Path) -> None:
 
 
 def test_every_notebook_is_run_below() -> None:
-    assert [LAUNCH, DIAGNOSE] == NOTEBOOKS
+    assert [LAUNCH, DIAGNOSE, CAP] == NOTEBOOKS
 
 
 def test_launch_checks_a_recipe_without_launching_it(tmp_path: Path) -> None:
@@ -134,6 +137,21 @@ def test_diagnose_of_a_run_folder_is_a_page_that_a_browser_draws(tmp_path: Path)
         assert ink in drawn
         assert "could not draw" not in Page(drawn).text
         assert Page(drawn).first_bold == page.first_bold == Page(drawn).lines[0]
+
+
+def test_the_cap_is_compared_with_a_fixed_limit_and_with_what_was_published(tmp_path: Path) -> None:
+    folder = tmp_path / "ablation"
+    for name in CELLS[1:]:
+        run_folder(folder / name)
+    page = rendered(CAP, {"folder": str(folder)}, tmp_path)
+    assert page.first_bold == "Not all four runs are here: fixed-cleared to go."
+    assert "All four runs are needed." in page.text
+    assert {"cap-kept", "kv8g-cap", "501,678"} <= set(page.lines)
+    assert len(page.images) == 8
+    run_folder(folder / CELLS[0])
+    page = rendered(CAP, {"folder": str(folder)}, tmp_path)
+    assert page.first_bold.endswith(" claims hold.")
+    assert "cap-kept: at most 10 preemptions per 300" in page.lines
 
 
 def rendered(notebook: Path, values: dict[str, Any], tmp_path: Path) -> Page:

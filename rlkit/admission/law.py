@@ -18,7 +18,6 @@ Reason = Literal[
     "resized",  # a replica joined or left
     "blind",  # nothing readable this time: the last cap
     "cut",
-    "drained",  # rollouts in flight came down to the cut cap
     "latched",  # cut, and still more in flight than the cap
     "grown",
     "held",  # nothing to change
@@ -27,7 +26,7 @@ Reason = Literal[
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """One replica at one reading; over several engines the worst usage and the sums.
+    """One replica at one reading; over several `engines` (data parallelism) the worst usage and the sums.
 
     `usage` is the fraction of the KV cache in use (0..1), `waiting` counts requests of all reasons,
     `waiting_for_capacity` those that wait for KV blocks. `preemptions` counts since the previous reading; None on the
@@ -42,6 +41,7 @@ class ReplicaState:
     preemptions: int | None = None
     capacity_tokens: int | None = None
     restarted: bool = False
+    engines: int = 1
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def make_law(policy: Policy, *, ceiling: int, max_model_len: int) -> Law:
     `ceiling` is max_inflight_tasks, `max_model_len` the most tokens one sequence can have.
     """
     # Imported here: the laws are written in this module's terms.
+    from rlkit.admission.adaptive import AdaptiveLaw
     from rlkit.admission.published import PublishedLaw
 
     match policy:
@@ -153,4 +154,4 @@ def make_law(policy: Policy, *, ceiling: int, max_model_len: int) -> Law:
         case "published":
             return PublishedLaw(ceiling=ceiling, max_model_len=max_model_len)
         case "rlkit":
-            return PublishedLaw(ceiling=ceiling, max_model_len=max_model_len)
+            return AdaptiveLaw(ceiling=ceiling, max_model_len=max_model_len)

@@ -71,6 +71,7 @@ def _state(before: ReplicaReading | None, now: ReplicaReading) -> ReplicaState:
         preemptions=None if before is None or restarted else _difference(before, now, "preemptions_total"),
         capacity_tokens=now.capacity_tokens,
         restarted=restarted,
+        engines=now.engines or 1,
     )
 
 

@@ -35,7 +35,7 @@ class ReplicaReading:
     Counters (`*_total`, tokens, prefix queries and hits in tokens, `request_success_total` in finished sequences) start
     at 0 with the server. `kv_usage` is a fraction of the cache (mean over the engines, which have caches of one size),
     `worst_kv_usage` that of the fullest engine. `waiting_for_capacity` of the `waiting` are not waiting for something
-    else, such as a grammar or a transfer. `block_size` is in tokens.
+    else, such as a grammar or a transfer. `engines` counts those that told their usage. `block_size` is in tokens.
     """
 
     running: int | None = None
@@ -52,6 +52,7 @@ class ReplicaReading:
     num_gpu_blocks: int | None = None
     waiting_for_capacity: int | None = None
     worst_kv_usage: float | None = None
+    engines: int | None = None
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -113,6 +114,7 @@ def read_samples(samples: Sequence[Sample]) -> ReplicaReading:
             [sample for sample in samples if sample.labels.get("reason") == "capacity"], (WAITING_BY_REASON,)
         ),
         worst_kv_usage=max(usage) if usage else None,
+        engines=len(usage) or None,
     )
 
 

@@ -8,4 +8,8 @@ replica.py   one engine, fluid between events                    prompt_cache.py
 fleet.py     engines behind the router                           rollout.py   rollouts, groups, samples
 worker.py    TRL's rollout worker with the admission gate        batches.py   samples to rows
 trainer.py   TRL's trainer                                       sync.py      weight syncs, by the proxy's registry
+frame.py     a run as trackio and a frame have it           published.py  all published figures, simulated
+cells.py     how each figure is measured, and judged        published.json  the figures themselves
+prediction.py  a recipe's time, cost and verdict            planning.py  the best ways to run a recipe
+calibration.py  constants from a user's own runs
 """

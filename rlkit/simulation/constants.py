@@ -41,7 +41,7 @@ class Physics:
         1.44e-3,
         "s/iteration",
         "scheduler, sampler and kernel launches; reading the weights comes on top",
-        "kv8g-main:rollout/generated_tok_s",
+        "kv8g-main:generated_tok_s",
         "kv8g-cap:wall_clock_min",
     )
     lora_iteration_s: float = _fitted(
@@ -55,7 +55,7 @@ class Physics:
         2.8e-6,
         "s/sequence/iteration",
         "sampling, log-probabilities, detokenising",
-        "r1-dp3-inflight384:rollout/generated_tok_s",
+        "r1-dp3-tb16k-nockpt:rollout/generated_tok_s",
         "kv8g-main:latency_s",
     )
     cache_read_fraction: float = _fitted(

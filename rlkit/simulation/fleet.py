@@ -93,6 +93,7 @@ class Fleet:
                 waiting_for_capacity=waiting,
                 preemptions=preempted - self._seen[server] if self._read_before else None,
                 capacity_tokens=sum(int(engine.capacity.kv_tokens) for engine in engines),
+                engines=len(engines),
             )
             self._seen[server] = preempted
         self._read_before = True

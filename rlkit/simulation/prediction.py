@@ -13,7 +13,7 @@ from rlkit import machine
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.recipe import Recipe
 from rlkit.signals import warmup_steps
-from rlkit.simulation.constants import Physics
+from rlkit.simulation.constants import Physics, Workload
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.simulate import simulate
@@ -63,13 +63,19 @@ class _Seed:
     verdict: Verdict
 
 
-def predict(recipe: Recipe, seeds: int = 3, physics: Physics | None = None, processes: int | None = None) -> Prediction:
+def predict(
+    recipe: Recipe,
+    seeds: int = 3,
+    physics: Physics | None = None,
+    workload: Workload | None = None,
+    processes: int | None = None,
+) -> Prediction:
     """Simulate a recipe with seeds 0, 1, ...; raises BadInput for what cannot be simulated.
 
     Seeds run on this machine's cores, or one after the other with `processes=1`.
     """
-    translation = translate(recipe, physics)
-    jobs = [(recipe, physics, seed) for seed in range(seeds)]
+    translation = translate(recipe, physics, workload)
+    jobs = [(recipe, physics, workload, seed) for seed in range(seeds)]
     workers = min(processes or machine.cores(), seeds)
     if workers == 1:
         runs: list[_Seed] = [_simulate(job) for job in jobs]
@@ -94,9 +100,9 @@ def predict(recipe: Recipe, seeds: int = 3, physics: Physics | None = None, proc
     )
 
 
-def _simulate(job: tuple[Recipe, Physics | None, int]) -> _Seed:
-    recipe, physics, seed = job
-    run = simulate(translate(recipe, physics).setup, seed)
+def _simulate(job: tuple[Recipe, Physics | None, Workload | None, int]) -> _Seed:
+    recipe, physics, workload, seed = job
+    run = simulate(translate(recipe, physics, workload).setup, seed)
     steps = run.steps[warmup_steps(recipe) :] or run.steps
 
     def mean(metric: str) -> float:

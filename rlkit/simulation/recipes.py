@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlkit.errors import BadInput
@@ -56,33 +57,52 @@ def setup_of(recipe: Recipe, physics: Physics | None = None, workload: Workload 
 
 
 def translate(recipe: Recipe, physics: Physics | None = None, workload: Workload | None = None) -> Translation:
-    """The same, with what is extrapolated. Raises BadInput."""
-    notes = []
+    """The same, with what is extrapolated: nothing where constants and lengths are given. Raises BadInput."""
+    machine = machine_of(recipe)
+    notes = [*_hardware_notes(recipe)] if physics is None else []
+    if workload is None and recipe.model.name not in WORKLOADS:
+        mean = ASSUMED_MEAN * recipe.sampling.max_completion_length
+        notes.append(f"lengths: nothing is known of this model's completions, {mean:.0f} tokens a piece are assumed.")
+    setup = _setup(recipe, physics or physics_of(recipe), machine, workload or workload_of(recipe))
+    return Translation(setup, tuple(notes))
+
+
+def machine_of(recipe: Recipe) -> Machine:
+    """What a recipe runs on. Raises BadInput for hardware or a model that nothing is known of."""
     hardware = recipe.hardware
-    on_cpu = {hardware.trainer.lower(), hardware.replica.lower()} == {CPU_FLAVOR}
-    if physics is None:
-        physics = TWO_CORES if on_cpu else Physics()
-        if on_cpu:
-            notes.append("hardware cpu: two cores that trainer and replicas share, from the log of one real run.")
-    machine = Machine(
+    return Machine(
         model_shape(recipe.model.name),
         gpu(hardware.trainer, "hardware.trainer"),
         gpu(hardware.replica, "hardware.replica"),
     )
-    for field, flavor in (("trainer", hardware.trainer), ("replica", hardware.replica)):
-        if not on_cpu and not flavor.lower().startswith(FITTED_GPU):
-            notes.append(f"hardware.{field} {flavor}: extrapolated from its data sheet, the constants are of an H200.")
+
+
+def physics_of(recipe: Recipe) -> Physics:
+    """The constants for a recipe's hardware."""
+    return TWO_CORES if _on_cpu(recipe) else Physics()
+
+
+def workload_of(recipe: Recipe) -> Workload:
+    """The lengths of a recipe's model, assumed ones when nobody has measured it."""
+    mean = ASSUMED_MEAN * recipe.sampling.max_completion_length
+    unknown = Workload(mean, mean, BETWEEN_PROMPTS, WITHIN_PROMPT, 1460, 135, 23, 40.0)
+    return WORKLOADS.get(recipe.model.name, unknown)
+
+
+def _on_cpu(recipe: Recipe) -> bool:
+    return {recipe.hardware.trainer.lower(), recipe.hardware.replica.lower()} == {CPU_FLAVOR}
+
+
+def _hardware_notes(recipe: Recipe) -> Iterator[str]:
+    if _on_cpu(recipe):
+        yield "hardware cpu: two cores that trainer and replicas share, from the log of one real run."
+    else:
+        for field, flavor in (("trainer", recipe.hardware.trainer), ("replica", recipe.hardware.replica)):
+            if not flavor.lower().startswith(FITTED_GPU):
+                constants = "extrapolated from its data sheet, the constants are of an H200"
+                yield f"hardware.{field} {flavor}: {constants}."
     if recipe.model.name not in MODELS:
-        notes.append(f"model.name {recipe.model.name}: extrapolated from its shape, the constants are of a 1.5B model.")
-    if workload is None:
-        workload = WORKLOADS.get(recipe.model.name)
-    if workload is None:
-        mean = ASSUMED_MEAN * recipe.sampling.max_completion_length
-        workload = Workload(mean, mean, BETWEEN_PROMPTS, WITHIN_PROMPT, 1460, 135, 23, 40.0)
-        notes.append(
-            f"lengths: nothing is known of this model's completions, {mean:.0f} tokens on average are assumed."
-        )
-    return Translation(_setup(recipe, physics, machine, workload), tuple(notes))
+        yield f"model.name {recipe.model.name}: extrapolated from its shape, the constants are of a 1.5B model."
 
 
 def _setup(recipe: Recipe, physics: Physics, machine: Machine, workload: Workload) -> Setup:

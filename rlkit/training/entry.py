@@ -24,7 +24,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from rlkit.errors import RlkitError
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
-from rlkit.training import cpu, worker
+from rlkit.training import cpu, toy_task, worker
 from rlkit.training.admission_gate import Admission
 from rlkit.training.data import load_rows
 from rlkit.training.evaluation import greedy_accuracy
@@ -55,7 +55,7 @@ def main() -> None:
     trainer = build_trainer(recipe, folder, arguments.model, arguments.server_url, dataset)
     trainer.remove_callback(PrinterCallback)  # a hundred numbers a line; RunRecord says the few that a person follows
     trainer.add_callback(RunRecord(recipe, folder, peak or trainer._peak_flops_per_device))
-    held_out = held_out[:EVALUATED_PROMPTS]
+    held_out = held_out[:EVALUATED_PROMPTS] if recipe.reward == toy_task.REWARD else []
     trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
     trainer.save_model(str(folder.adapter))
     # With merged weights there is no policy name to ask for, only the base model's, which is then the trained one.

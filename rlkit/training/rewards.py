@@ -42,13 +42,18 @@ def toy_sum(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list
     return [float(last_boxed(_text(completion)) == gold) for completion, gold in zip(completions, answer, strict=True)]
 
 
-def digit_share(completions: Sequence[Any], **_: Any) -> list[float | None]:
-    """The share of digits among a completion's characters, 0 for an empty one.
+# Characters; of fewer, a share is luck, and would drown what the longer answers say.
+SHARE_OF_AT_LEAST = 128
 
-    For a model that knows nothing yet: it is learnt in a few steps, and says nothing about how long to write.
+
+def digit_share(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """The share of digits among a completion's characters; a short one counts as if it had 128 of them.
+
+    For a model that knows nothing yet: it is learnt in a few steps, and grows completions longer as it is.
     """
     texts = [_text(completion) for completion in completions]
-    return [sum(character in "0123456789" for character in text) / max(len(text), 1) for text in texts]
+    counts = [sum(character in "0123456789" for character in text) for text in texts]
+    return [count / max(len(text), SHARE_OF_AT_LEAST) for count, text in zip(counts, texts, strict=True)]
 
 
 def boxed_math(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 MODEL_NAME = "toy-arithmetic"
 # The same model before it was taught anything: it rambles until it happens to draw the end of its turn.
 UNTRAINED_NAME = "toy-untrained"
+# What the task is about; with another reward, the accuracy on prompts never trained on would say nothing.
+REWARD = "rlkit.training.rewards:toy_sum"
 DATA_NAME = "toy-addition"
 
 # As long as it takes for two whole KV blocks of 32 tokens to hold the problem: routing by prefix and vLLM's prefix

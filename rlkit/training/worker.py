@@ -29,7 +29,6 @@ from rlkit.training.admission_gate import Admission, AsyncGate, control
 STOP_GRACE_S = 5.0
 # A percentile that says something of now, and of more than one group.
 RECENT_ROLLOUTS = 256
-P95 = 95
 
 
 class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no types
@@ -77,8 +76,11 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
             await asyncio.gather(loops, stopped, controller, return_exceptions=True)
 
     async def _control(self, stop_event: asyncio.Event) -> None:
-        async with MetricsPoll(self.vllm_server_url) as poll:
-            await control(self._law, self._gate, poll.page, self._publish, self._admission.trace, stop_event)
+        try:
+            async with MetricsPoll(self.vllm_server_url) as poll:
+                await control(self._law, self._gate, poll.page, self._publish, self._admission.trace, stop_event)
+        finally:
+            self._gate.open()  # control does so itself; this is for what comes before it
 
     async def _generate_one(self, prompt: Any, *, group_id: int = 0, **arguments: Any) -> Any:
         arrived = time.monotonic()
@@ -112,7 +114,7 @@ def percentiles(recent: Sequence[tuple[float, float]] | deque[tuple[float, float
     """The 95th percentiles of (seconds from admission, seconds with the gate) as TRL's metrics; none of no rollouts."""
     if not recent:
         return {}
-    dispatched, whole = np.percentile(np.array(recent), P95, axis=0)
+    dispatched, whole = np.percentile(np.array(recent), 95, axis=0)
     return {"rollout/duration_p95_s": float(dispatched), "rollout/duration_with_gate_p95_s": float(whole)}
 
 

@@ -118,6 +118,7 @@ def test_data_parallel_engines_are_one_replica_and_the_fullest_decides() -> None
     page_of_two = page(usage=0.3) + page(usage=0.7, engine="1", running=5, preemptions=2)
     state = only(PageReader().read(page_of_two))
     assert (state.usage, state.running, state.waiting, state.capacity_tokens) == (0.7, 17, 6, 2 * 5088)
+    assert state.engines == 2
     reader = PageReader()
     reader.read(page_of_two)
     assert only(reader.read(page_of_two)).preemptions == 0

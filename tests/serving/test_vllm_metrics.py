@@ -68,6 +68,7 @@ def test_reads_a_page() -> None:
         num_gpu_blocks=160,
         waiting_for_capacity=3,
         worst_kv_usage=0.25,
+        engines=1,
     )
     assert reading.capacity_tokens == 5088
     assert not reading.is_empty
@@ -88,7 +89,7 @@ vllm:cache_config_info{block_size="16",engine="1",kv_cache_size_tokens="SIZE1",n
 """
     both = read_page(page.replace("SIZE0", "15984").replace("SIZE1", "15984"))
     assert (both.running, both.kv_usage, both.num_gpu_blocks) == (11, 0.375, 2000)
-    assert both.worst_kv_usage == 0.5
+    assert (both.worst_kv_usage, both.engines) == (0.5, 2)
     assert both.kv_cache_size_tokens == both.capacity_tokens == 31968
     for one, other in (("15984", "None"), ("None", "None")):
         partly = read_page(page.replace("SIZE0", one).replace("SIZE1", other))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import BadInput
-from rlkit.training.rewards import boxed_math, last_boxed, load_reward, same_answer, toy_sum
+from rlkit.training.rewards import boxed_math, digit_share, last_boxed, load_reward, same_answer, toy_sum
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,12 @@ def test_a_completion_at_the_limit_scores_nothing() -> None:
 def test_conversations_are_read_like_text() -> None:
     assert toy_sum([[{"role": "assistant", "content": r"\boxed{82}"}]], ["82"]) == [1.0]
     assert toy_sum([[{"role": "assistant", "content": None}]], ["82"]) == [0.0]
+
+
+def test_a_short_completions_share_of_digits_is_no_luck() -> None:
+    assert digit_share(["1" * 64 + "a" * 64, "1" * 100 + "a" * 100]) == [0.5, 0.5]
+    assert digit_share(["7", "", "²"]) == [1 / 128, 0.0, 0.0]
+    assert digit_share([[{"role": "assistant", "content": "12" * 128}]], answer=["82"]) == [1.0]
 
 
 def test_scoring_outside_the_main_thread() -> None:

@@ -32,3 +32,17 @@ def test_the_shared_prefix_is_computed_once_and_learnt_from_as_if_in_every_row()
         torch.autograd.backward(loss)
         gradients.append((loss.detach(), model.model.embed_tokens.weight.grad.clone()))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_untrained_model_is_nearly_indifferent_and_does_not_repeat_itself() -> None:
+    tokenizer = build_tokenizer()
+    model = toy_model.untrained_model(tokenizer, seed=3)
+    ids = torch.tensor([prompt_ids(tokenizer, Problem(12, 34))])
+    with torch.no_grad():
+        chances = model(ids).logits.softmax(-1)[0]
+    entropy = -(chances * chances.log()).sum(-1).mean()
+    assert entropy > 0.85 * torch.log(torch.tensor(float(toy_model.VOCABULARY)))
+    again = chances.gather(-1, ids[0][:, None]).mean()
+    assert again < 5 / toy_model.VOCABULARY
+    same = toy_model.untrained_model(tokenizer, seed=3)
+    torch.testing.assert_close(same.lm_head.weight, model.lm_head.weight, rtol=0, atol=0)

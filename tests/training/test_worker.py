@@ -204,14 +204,19 @@ async def test_an_error_of_the_law_lets_the_run_go_on(
 
 
 async def test_an_error_of_trls_loops_is_raised(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = asyncio.Event()
+
     async def failing(*_: Any, **__: Any) -> None:
+        reached.set()
         raise ZeroDivisionError("a reward")
+
+    async def run_until_it_fails() -> None:
+        async with start("published"):
+            await asyncio.wait_for(reached.wait(), 30)
 
     monkeypatch.setattr(async_rollout_worker._AsyncRolloutLoop, "_score_group", failing)
     with pytest.raises(ZeroDivisionError, match="a reward"):
-        async with start("published") as loop:
-            await until(lambda: loop._gate.completed >= GROUP)
-            await asyncio.sleep(0.6)  # TRL's score loop looks up twice a second
+        await run_until_it_fails()
 
 
 class Abacus:

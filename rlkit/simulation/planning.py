@@ -1,0 +1,221 @@
+"""The fastest and the cheapest ways to run a recipe: a grid of its changes, each simulated, and their Pareto front.
+
+What changes learning stays as it is: staleness, the sync interval, the samples of a step (within what packing can
+meet). Each candidate is simulated for `PLANNED_STEPS` steps over which its lengths change as over the whole run, and
+the mean step times the recipe's steps is its wall-clock. Memory is not simulated: that a row without checkpointing fits
+onto a GPU is for the reader to know.
+
+Pruning: once the trainer of a shape never waits, more replicas, or more rollouts in flight on as many, buy nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+from rlkit import machine
+from rlkit.diagnosis import diagnose
+from rlkit.errors import BadInput
+from rlkit.recipe import Recipe, recipe_diff
+from rlkit.signals import warmup_steps
+from rlkit.simulation.constants import Physics
+from rlkit.simulation.frame import frame_of
+from rlkit.simulation.recipes import translate
+from rlkit.simulation.simulate import simulate
+
+# Enough steps for a mean that is known within a few percent, few enough for two hundred candidates in ten minutes.
+PLANNED_STEPS = 100
+
+# Replicas tried: from one up to this many more than the recipe has.
+MORE_REPLICAS = 2
+
+# Rollouts in flight per replica; an engine gains little beyond, and the queue only gets older.
+IN_FLIGHT_PER_REPLICA = (64, 128, 256)
+
+# Sequences of the longest kind that a packed row holds, as in the published chase (16,384 tokens for 4,096).
+ROW_OF_SEQUENCES = 4
+PACKED_FILL = 0.95
+
+# Seconds between two attempts to load an adapter: the published choices end here.
+SHORT_RETRY_S = 0.5
+
+# A trainer that waits for less than this part of a step gains nothing from faster generation.
+NEVER_WAITS = 0.01
+
+
+@dataclass(frozen=True)
+class Point:
+    """One candidate: what it changes, minutes and USD of the whole run, and what would bound it."""
+
+    changes: tuple[str, ...]  # field=value, as --set takes them
+    wall_clock_min: float
+    usd: float | None
+    usd_per_hour: float | None
+    step_s: float
+    staleness: float
+    dropped_over_trained: float
+    wait_share: float
+    bound: str
+    replicas: int
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The Pareto front of time and cost, fastest first, and the recipe as it is."""
+
+    recipe: str
+    as_it_is: Point
+    front: tuple[Point, ...]
+    simulated: int
+    pruned: int
+    extrapolated: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON types."""
+        return asdict(self)
+
+
+def plan(
+    recipe: Recipe,
+    budget_usd: float | None = None,
+    deadline_min: float | None = None,
+    sync_intervals: Sequence[int] = (),
+    physics: Physics | None = None,
+    processes: int | None = None,
+) -> Plan:
+    """Search for the best ways to run a recipe; only points within the budget and the deadline are kept.
+
+    `sync_intervals` are values of weight_sync_steps to try besides the recipe's, which changes what is learned. Raises
+    BadInput when a budget is given and the recipe does not say what an hour costs.
+    """
+    if budget_usd is not None and recipe.hardware.usd_per_hour is None:
+        raise BadInput("hardware.usd_per_hour: not set, and a budget needs it")
+    translation = translate(recipe, physics)
+    shapes = [list(shape) for shape in _shapes(recipe, sync_intervals)]
+    points: list[Point] = []
+    pruned = 0
+    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
+        as_it_is = pool.submit(_simulate, (recipe, recipe, physics)).result()
+        satisfied: set[int] = set()  # shapes whose trainer no longer waits
+        for replicas in range(1, recipe.serve.replicas + MORE_REPLICAS + 1):
+            for per_replica in IN_FLIGHT_PER_REPLICA:
+                open_shapes = [number for number in range(len(shapes)) if number not in satisfied]
+                pruned += len(shapes) - len(open_shapes)
+                generation = _generation(recipe, replicas, replicas * per_replica)
+                candidates = [_candidate(recipe, [*generation, *shapes[number]]) for number in open_shapes]
+                jobs = [(recipe, candidate, physics) for candidate in candidates]
+                found = list(pool.map(_simulate, jobs))
+                points += found
+                satisfied |= {
+                    number for number, point in zip(open_shapes, found, strict=True) if point.wait_share < NEVER_WAITS
+                }
+    allowed = [point for point in [as_it_is, *points] if _is_allowed(point, budget_usd, deadline_min)]
+    front = tuple(sorted(_front(allowed), key=lambda point: point.wall_clock_min))
+    return Plan(recipe.name, as_it_is, front, len(points) + 1, pruned, translation.extrapolated)
+
+
+def usd_per_hour(recipe: Recipe, changed: Recipe) -> float | None:
+    """What an hour of the changed recipe costs, at the price per GPU of the first; None when that is not known."""
+    rate = recipe.hardware.usd_per_hour
+    return None if rate is None else rate / _gpus(recipe) * _gpus(changed)
+
+
+def _gpus(recipe: Recipe) -> int:
+    def of(flavor: str) -> int:
+        match = re.search(r"x(\d+)$", flavor)
+        return int(match.group(1)) if match else 1
+
+    return of(recipe.hardware.trainer) + recipe.serve.replicas * of(recipe.hardware.replica)
+
+
+def _generation(recipe: Recipe, replicas: int, in_flight: int) -> list[str]:
+    """A queue of twice what is in flight, as published, and no more than is trained on before it is too stale."""
+    samples = recipe.samples_per_step or recipe.rollout.queue_maxsize // max(recipe.rollout.max_staleness, 1)
+    fresh = max(recipe.rollout.max_staleness, 1) * recipe.rollout.weight_sync_steps * samples
+    queue = max(samples, min(2 * in_flight, fresh - in_flight))
+    return [
+        f"serve.replicas={replicas}",
+        f"rollout.max_inflight_tasks={in_flight}",
+        f"rollout.queue_maxsize={queue}",
+    ]
+
+
+def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]]:
+    """Changes of everything but replicas and what is in flight."""
+    train, transport = recipe.train, recipe.transport
+    packings: list[list[str]] = [[]]
+    if train.token_budget == 0 and recipe.samples_per_step is not None:
+        packings.append(_packed(recipe, recipe.samples_per_step))
+    checkpointing = [[]] if not train.gradient_checkpointing else [[], ["train.gradient_checkpointing=false"]]
+    transports: list[list[str]] = [[]]
+    if transport.kind == "bucket":
+        if transport.retry_s > SHORT_RETRY_S:
+            transports.append([f"transport.retry_s={SHORT_RETRY_S}"])
+        transports.append(["transport.kind=push"])
+    caps: list[list[str]] = [[]] if recipe.cap.policy == "rlkit" else [[], ["cap.policy=rlkit"]]
+    intervals: list[list[str]] = [[]]
+    intervals += [[f"rollout.weight_sync_steps={n}"] for n in sync_intervals if n != recipe.rollout.weight_sync_steps]
+    for parts in itertools.product(packings, checkpointing, transports, caps, intervals):
+        yield [change for part in parts for change in part]
+
+
+def _packed(recipe: Recipe, samples: int) -> list[str]:
+    lengths = translate(recipe).setup.lengths
+    budget = ROW_OF_SEQUENCES * recipe.serve.max_model_len
+    tokens = lengths.prompt_tokens + (lengths.mean_start + lengths.mean_end) / 2
+    rows = max(1, math.ceil(samples * tokens / (budget * PACKED_FILL * recipe.train.processes)))
+    return [f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"]
+
+
+def _candidate(recipe: Recipe, changes: list[str]) -> Recipe:
+    return recipe.with_overrides(changes)
+
+
+def _simulate(job: tuple[Recipe, Recipe, Physics | None]) -> Point:
+    original, recipe, physics = job
+    setup = translate(recipe, physics).setup
+    run = simulate(replace(setup, steps=min(PLANNED_STEPS, setup.steps)))
+    steps = [step.metrics for step in run.steps[warmup_steps(recipe) :] or run.steps]
+    verdict = diagnose(frame_of(run), recipe)
+    step_s = statistics.fmean(step.get("perf/step_s", run.seconds) for step in steps)
+    minutes = step_s * recipe.train.steps / 60
+    rate = usd_per_hour(original, recipe)
+    return Point(
+        changes=tuple(f"{name}={value}" for name, _, value in recipe_diff(original, recipe)),
+        wall_clock_min=minutes,
+        usd=None if rate is None else minutes / 60 * rate,
+        usd_per_hour=rate,
+        step_s=step_s,
+        staleness=statistics.fmean(step["sample/staleness_mean"] for step in steps),
+        dropped_over_trained=run.dropped / run.trained_samples,
+        wait_share=statistics.fmean(step["perf/rollout_wait_s"] for step in steps) / step_s,
+        bound=verdict.bound,
+        replicas=recipe.serve.replicas,
+        in_flight=recipe.inflight_limit,
+    )
+
+
+def _is_allowed(point: Point, budget_usd: float | None, deadline_min: float | None) -> bool:
+    in_budget = budget_usd is None or (point.usd is not None and point.usd <= budget_usd)
+    return in_budget and (deadline_min is None or point.wall_clock_min <= deadline_min)
+
+
+def _front(points: Sequence[Point]) -> Iterator[Point]:
+    """The points that no other one beats in time and cost; without prices, the fastest for each number of replicas."""
+
+    def cost(point: Point) -> float:
+        return point.usd if point.usd is not None else float(point.replicas)
+
+    best = math.inf
+    for point in sorted(points, key=lambda point: (point.wall_clock_min, cost(point), len(point.changes))):
+        if cost(point) < best:
+            best = cost(point)
+            yield point
