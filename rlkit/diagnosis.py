@@ -163,7 +163,8 @@ def _headline(j: Judgement, s: Signals) -> str:
         return f"{_label(j.bound)}: {j.reason}."
     if j.bound == "sync":
         what = f"the weight sync takes {percent(s.sync_share or 0.0)} of the step"
-        return f"Sync-bound: {what}, more than training or generation."
+        more = ", more than training or generation" if 2 * (s.sync_share or 0.0) > 1 else " and stops both sides"
+        return f"Sync-bound: {what}{more}."
     if j.bound == "scoring":
         return f"Scoring-bound: {scoring_words(s)}, and {wait_words(s)}."
     if j.bound == "trainer":

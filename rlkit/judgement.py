@@ -55,6 +55,10 @@ SCORING_BUSY = 0.85
 # Two sides this near each other (fractions of the step) change places within a few steps: the verdict is less sure.
 NEAR = 0.1
 
+# Where trainer and generation are about as fast, making one of them faster gains little, and what stops both most. A
+# tenth off a third of the step is more than the 2 % below which nothing in particular bounds a run.
+SYNC_BETWEEN_EQUALS = 1 / 3
+
 # Groups that wait to be scored in most of the steps, where it is not known for how long one is.
 SCORES_MOSTLY_BLOCKED = 0.5
 
@@ -181,6 +185,9 @@ def _sync_or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
     if judgement.bound == "trainer":
         computing = shares.get("forward_backward", 1.0) + shares.get("optimizer", 0.0)
         rest = max(computing, shares.get("other", 0.0))
+    if judgement.bound == "balanced" and signals.step_s is not None and sync >= SYNC_BETWEEN_EQUALS:
+        why = f"the weight sync takes {percent(sync)} of the step, and neither side is much slower than the other"
+        return _less_sure(replace(judgement, bound="sync", reason=f"{why}: {judgement.reason}"))
     if signals.step_s is not None and sync > rest:
         why = f"the weight sync takes {percent(sync)} of the step, and stops trainer and replicas alike"
         judgement = replace(judgement, bound="sync", reason=f"{why}; {judgement.reason}")
@@ -191,6 +198,8 @@ def _sync_or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
     if judgement.bound != "trainer" and (signals.dropped_per_trained or 0.0) >= FLUSHED:
         judgement = _less_sure(judgement)  # the trainer may be waiting for samples that are not too old
     if judgement.bound != "trainer" and _scores_all_the_time(signals):
+        if (signals.wait_share or 0.0) < 2 * NO_WAIT:
+            judgement = _less_sure(judgement)
         return replace(judgement, bound="scoring", reason=f"{scoring_words(signals)}, and {judgement.reason}")
     return judgement
 

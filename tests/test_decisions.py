@@ -50,6 +50,14 @@ def test_a_sync_near_the_rest_is_named_with_less_confidence() -> None:
     assert verdict(perf__weight_sync_s=1.05, perf__rollout_wait_s=0.3).confidence == "medium"
 
 
+def test_a_sync_between_equals_bounds_the_run() -> None:
+    """The trainer hardly waits and the queue is not full: neither side is the slower one."""
+    found = verdict(perf__fwd_bwd_s=1.0, perf__rollout_wait_s=0.02, perf__weight_sync_s=0.8)
+
+    assert (found.bound, found.confidence) == ("sync", "medium")
+    assert verdict(perf__fwd_bwd_s=1.4, perf__rollout_wait_s=0.02, perf__weight_sync_s=0.4).bound == "balanced"
+
+
 def test_a_reward_that_is_always_being_computed_bounds_the_run() -> None:
     """Eight groups a step, 0.24 s each: 1.92 of 2 seconds."""
     found = verdict(rollout__score_s=0.24)
