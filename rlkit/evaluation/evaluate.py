@@ -133,7 +133,7 @@ def score(judged: Sequence[Judged]) -> Score:
     free = [run for run in judged if run.side == "none"]
     claimed: dict[str, list[bool]] = {}
     for run in judged:
-        if run.bound not in NO_SIDE:
+        if run.bound != "undetermined":  # `balanced` is a claim, too
             claimed.setdefault(f"{run.probability:.1f}", []).append(run.side_right)
     right_sides = [run for run in bound if run.side_right]
     return Score(

@@ -82,6 +82,6 @@ def test_what_counts_as_right() -> None:
     assert scored.side_right == pytest.approx(2 / 3)
     assert scored.cause_right == pytest.approx(1 / 3)
     assert scored.free_right == 1.0
-    assert scored.calibration == {"0.9": (2, 1.0), "0.7": (1, 0.0)}
+    assert scored.calibration == {"0.9": (2, 1.0), "0.7": (2, 0.5)}
     assert scored.confusion["generation"] == {"trainer": 1}
     assert scored.causes["rows"] == {"compute": 1}
