@@ -243,18 +243,72 @@ def simulate(
 
 
 @app.command()
+def watch(
+    project: Annotated[str, typer.Argument(help="A trackio project.")],
+    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
+    source: Source = None,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
+    until_clear: Annotated[
+        bool, typer.Option("--until-clear", help="End once the verdict is sure and steady.")
+    ] = False,
+) -> None:
+    """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
+    import time
+    from datetime import UTC, datetime
+
+    from rlkit.diagnosis import diagnose as diagnose_frame
+    from rlkit.tracking import load_run
+    from rlkit.watch import Watch
+
+    followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
+    while True:
+        logged = load_run(project, name, source=source)
+        news = followed.look(diagnose_frame(logged.frame, logged.recipe, now=datetime.now(UTC)))
+        if news is not None:
+            step = int(logged.frame.index.max())
+            terminal.labelled(f"step {step}:", colours[news.level], news.text)
+            if news.stop:
+                return
+        time.sleep(every)
+
+
+@app.command(name="evaluate-diagnosis")
+def evaluate_diagnosis(
+    scenarios: Annotated[int, typer.Option(min=2, help="Recipes drawn; half of them for tuning.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 3,
+    seed: Annotated[int, typer.Option(help="What the recipes are drawn with.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Say how often the diagnosis is right, against what interventions on simulated runs show."""
+    from rlkit.evaluation.evaluate import evaluate, score
+
+    judged = evaluate(scenarios, seeds, seed)
+    halves = {half: score([run for run in judged if run.half == half]) for half in ("tuning", "report")}
+    if as_json:
+        terminal.print_json({half: one.to_dict() for half, one in halves.items()})
+        return
+    for half, one in halves.items():
+        terminal.print_score(half, one)
+
+
+@app.command()
 def diagnose(
     project: Annotated[str, typer.Argument(help="A trackio project, or the folder of a run.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Source = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Also where every second of it went.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what bounded a run, and why."""
+    from dataclasses import asdict
+
     from rlkit.diagnosis import diagnose as diagnose_frame
+    from rlkit.ledger import waste_ledger
     from rlkit.results import read_run
     from rlkit.run_folder import RunFolder
     from rlkit.tracking import load_run
 
+    recipe: Recipe | None
     if Path(project).is_dir():
         if name or source:
             raise BadInput(f"{project}: is a run's folder, leave --run and --source out")
@@ -262,12 +316,19 @@ def diagnose(
         verdict = diagnose_frame(logged.frame, recipe)
     else:
         logged = load_run(project, name, source=source)
-        verdict = diagnose_frame(logged.frame, logged.recipe)
+        recipe = logged.recipe
+        verdict = diagnose_frame(logged.frame, recipe)
+    if ledger and recipe is None:
+        raise BadInput(f"{project}: --ledger needs the run's recipe, and it was logged without one")
+    entries = waste_ledger(logged.frame, recipe) if ledger and recipe is not None else []
     if as_json:
-        about = {"project": logged.project, "run": logged.name}
+        about: dict[str, Any] = {"project": logged.project, "run": logged.name}
+        about |= {"ledger": [asdict(entry) for entry in entries]} if ledger else {}
         terminal.print_json(about | {"verdict": verdict.model_dump(mode="json")})
     else:
         terminal.print_verdict(verdict, evidence=True)
+        if ledger:
+            terminal.print_ledger(entries)
 
 
 @app.command()

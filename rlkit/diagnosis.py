@@ -9,12 +9,13 @@ queue is empty and the trainer waits. Both signs must agree. What is missing or 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from rlkit.causes import generation_cause, shorten_sync, sync_is_large, trainer_cause
+from rlkit.causes import Cause, causes_of, first_cause, shorten_sync, sync_is_large
 from rlkit.evidence import PHASE_WORDS, Evidence, evidence_of
 from rlkit.judgement import (
     LOG_METRICS,
@@ -23,17 +24,36 @@ from rlkit.judgement import (
     judge,
     queue_state,
     queue_words,
+    scoring_words,
     undetermined,
     wait_words,
 )
 from rlkit.recipe import Recipe
+from rlkit.rows import in_order
 from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
+from rlkit.stall import stalled
+from rlkit.timeline import Stretch, timeline
+from rlkit.turning import contradictions, would_change
 from rlkit.wording import number, percent
 
-__all__ = ["Evidence", "Verdict", "diagnose"]
+__all__ = ["Evidence", "NamedCause", "Stretch", "Verdict", "diagnose"]
+
+# How often a verdict of each confidence may be expected to have the side right; `rlkit evaluate-diagnosis` counts.
+PROBABILITY = {"high": 0.9, "medium": 0.7, "low": 0.5}
 
 # One of these has to be there; each of the rules needs at least two.
 DECISIVE = ("perf/rollout_wait_s", "sample/rollout_queue_size", "rollout/inflight", "perf/fwd_bwd_s")
+
+
+class NamedCause(BaseModel):
+    """A cause, what it costs (seconds of a step, None: the log cannot say), and the field of the recipe to change."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    name: str
+    text: str
+    seconds: float | None
+    next_action: str
 
 
 class Verdict(BaseModel):
@@ -41,7 +61,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    bound: Literal["trainer", "generation", "balanced", "undetermined"]
+    bound: Literal["trainer", "generation", "sync", "scoring", "balanced", "stalled", "undetermined"]
     reason: str  # what decided, or why nothing could
     confidence: Literal["high", "medium", "low"]
     headline: str  # one sentence
@@ -51,18 +71,24 @@ class Verdict(BaseModel):
     shares: dict[str, float]  # forward_backward, rollout_wait, weight_sync, optimizer, other: sum 1; empty when unknown
     signals: dict[str, float | None]
     steps: int  # settled steps that the verdict rests on
+    probability: float = 0.0  # that the side is right; 0 when there is none
+    causes: list[NamedCause] = []  # of the side first, then others worth naming; each by the time it costs
+    would_change: str = ""  # one sentence: what would make it another verdict
+    contradictions: list[str] = []  # signals that cannot all be true of one run, a sentence each
+    timeline: list[Stretch] = []
 
 
-def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None) -> Verdict:
+def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None, now: datetime | None = None) -> Verdict:
     """What bounds the run in `frame` (as `rlkit.tracking` makes it): an opinion on any frame, never an exception.
 
     The first steps are set aside (`signals.warmup_steps`). Phases without a metric of their own in the log (an old TRL
     has no optimizer time) count as `other` in `shares`. Without the recipe the limits are not known, and most verdicts
-    are less sure.
+    are less sure. `now` (aware) is for a run that goes on: it may have stalled since its last row.
     """
+    frame = in_order(frame)
     settled = settled_steps(frame, recipe)
     signals = measure(settled, recipe)
-    judgement = _too_little(frame, signals, recipe) or judge(signals)
+    judgement = stalled(frame, now) or _too_little(frame, signals, recipe) or judge(signals)
     if judgement.contradicts_itself:
         judgement = _with_halves(judgement, settled, recipe)
     cause, action = _advice(judgement, signals, recipe)
@@ -77,7 +103,16 @@ def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None) -> Verdict:
         shares=signals.shares,
         signals=signals.numbers(),
         steps=signals.steps,
+        probability=0.0 if judgement.bound == "undetermined" else PROBABILITY[judgement.confidence],
+        causes=[_named(cause) for cause in causes_of(judgement.bound, signals, recipe)],
+        would_change=would_change(judgement, signals),
+        contradictions=contradictions(signals),
+        timeline=timeline(settled, recipe),
     )
+
+
+def _named(cause: Cause) -> NamedCause:
+    return NamedCause(name=cause.name, text=cause.text, seconds=cause.seconds, next_action=cause.next_action)
 
 
 def _too_little(frame: pd.DataFrame, signals: Signals, recipe: Recipe | None) -> Judgement | None:
@@ -112,13 +147,10 @@ def _with_halves(judgement: Judgement, settled: pd.DataFrame, recipe: Recipe | N
 
 def _advice(judgement: Judgement, signals: Signals, recipe: Recipe | None) -> tuple[str | None, str]:
     """The cause, when a side is slower, and the next action."""
-    if judgement.bound == "undetermined":
+    if judgement.bound in ("undetermined", "stalled"):
         return None, judgement.way_out
-    if judgement.bound == "trainer":
-        cause = trainer_cause(signals, recipe)
-        return cause.text, cause.next_action
-    if judgement.bound == "generation":
-        cause = generation_cause(signals, recipe)
+    if judgement.bound != "balanced":
+        cause = first_cause(judgement.bound, signals, recipe)
         return cause.text, cause.next_action
     both = "Neither side waits long for the other: to go faster, raise serve.replicas and train.processes together"
     return None, f"{both}; to shorten the sync, {shorten_sync(signals, recipe)}." if sync_is_large(
@@ -127,8 +159,14 @@ def _advice(judgement: Judgement, signals: Signals, recipe: Recipe | None) -> tu
 
 
 def _headline(j: Judgement, s: Signals) -> str:
-    if j.bound == "undetermined":
-        return f"Undetermined: {j.reason}."
+    if j.bound in ("undetermined", "stalled"):
+        return f"{_label(j.bound)}: {j.reason}."
+    if j.bound == "sync":
+        what = f"the weight sync takes {percent(s.sync_share or 0.0)} of the step"
+        more = ", more than training or generation" if 2 * (s.sync_share or 0.0) > 1 else " and stops both sides"
+        return f"Sync-bound: {what}{more}."
+    if j.bound == "scoring":
+        return f"Scoring-bound: {scoring_words(s)}, and {wait_words(s)}."
     if j.bound == "trainer":
         busy = {name: share for name, share in s.shares.items() if name != "rollout_wait"}
         phase = max(busy, key=lambda name: busy[name]) if busy else None
@@ -146,4 +184,4 @@ def _headline(j: Judgement, s: Signals) -> str:
 
 
 def _label(bound: str) -> str:
-    return bound.capitalize() if bound in ("balanced", "undetermined") else f"{bound.capitalize()}-bound"
+    return bound.capitalize() if bound in ("balanced", "undetermined", "stalled") else f"{bound.capitalize()}-bound"

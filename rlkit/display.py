@@ -23,7 +23,7 @@ from rlkit.wording import number, percent
 # Below this share of the bar its number does not fit in; the legend has it anyway.
 _LABELLED_SHARE = 0.06
 # The colour of the side that bounds a run is that of its phase in the figures.
-_EDGES = {"trainer": BLUE, "generation": VERMILLION, "balanced": GREEN}
+_EDGES = {"trainer": BLUE, "generation": VERMILLION, "sync": PURPLE, "balanced": GREEN}
 _DARK_TEXT_ON = (PURPLE, GREY)  # light enough for it; white reads better on the other phases' colours
 
 

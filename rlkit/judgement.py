@@ -8,7 +8,7 @@ from typing import Literal
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
-Bound = Literal["trainer", "generation", "balanced", "undetermined"]
+Bound = Literal["trainer", "generation", "sync", "scoring", "balanced", "stalled", "undetermined"]
 Confidence = Literal["high", "medium", "low"]
 
 # A trainer that waits for less than this is not short of samples. Published trainer-bound runs wait for under 1 % of
@@ -45,6 +45,26 @@ SHORT_SUPPLY = 0.85
 # An in-flight gauge this close to its limit never ran low (it counts tasks not yet reaped).
 PINNED = 0.95
 
+# From one sample thrown away for every two trained on, a full queue and a trainer that waits go together: after a sync
+# it finds nothing but samples that are too old, and waits for the next ones. A faster trainer would have been in time.
+FLUSHED = 0.5
+
+# A reward that is being computed for this much of the time cannot do more: one group is scored at a time.
+SCORING_BUSY = 0.85
+
+# Two sides this near each other (fractions of the step) change places within a few steps: the verdict is less sure.
+NEAR = 0.1
+
+# Where trainer and generation are about as fast, making one of them faster gains little, and what stops both most. A
+# tenth off a third of the step is more than the 2 % below which nothing in particular bounds a run.
+SYNC_BETWEEN_EQUALS = 1 / 3
+
+# Groups that wait to be scored in most of the steps, where it is not known for how long one is.
+SCORES_MOSTLY_BLOCKED = 0.5
+
+# A sample that is older than its rollout took by less than a version was trained on in the step in which it was ready.
+QUEUED_VERSIONS = 1.0
+
 # Fewer settled steps say nothing: steps of one run differ by a factor of two.
 MIN_STEPS = 3
 
@@ -80,6 +100,7 @@ def judge(signals: Signals) -> Judgement:
         why = f"the queue holds {number(size)} samples, which rollout.queue_maxsize {number(most)} does not allow"
         return undetermined(f"{why}: the recipe is not that of this run", GIVE_RECIPE)
     judgement = _without_wait(signals) if signals.wait_share is None else _with_wait(signals, signals.wait_share)
+    judgement = _sync_or_scoring(judgement, signals)
     excess = signals.phases_over_step
     if excess is None or excess <= TIMER_SLACK or judgement.bound == "undetermined":
         return judgement
@@ -133,6 +154,13 @@ def _with_wait(signals: Signals, wait: float) -> Judgement:
             return Judgement("balanced", f"{waits}, and no finished rollout was ever held back", "low")
         return _unknown_queue(waits, signals)
     full_queue = queue == "full" and (wait >= LONG_WAIT or fill >= BRIM)
+    if full_queue and held_back(signals) and (signals.dropped_per_trained or 0.0) >= FLUSHED:
+        dropped = number(100 * (signals.dropped_per_trained or 0.0))
+        why = (
+            f"{queue_words(signals)} of samples that are too old when the trainer comes to them ({dropped} thrown away "
+            f"for every 100 trained on), and only so {waits}"
+        )
+        return Judgement("trainer", why, "low")
     if full_queue or (queue is None and held_back(signals)):
         sign = queue_words(signals) if full_queue else "finished rollouts are held back by a full queue"
         why = f"the log contradicts itself: {sign} while {waits}, and a full queue hands out samples at once"
@@ -145,6 +173,52 @@ def _with_wait(signals: Signals, wait: float) -> Judgement:
     if queue is None:
         return _unknown_queue(waits, signals)
     return Judgement("balanced", f"{waits}, and {queue_words(signals)}", "low" if queue == "full" else sure)
+
+
+def _sync_or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
+    """The side that neither computes nor generates, where it takes more time than the one that does."""
+    if judgement.bound not in ("trainer", "generation", "balanced"):
+        return judgement
+    sync, shares = signals.sync_share or 0.0, signals.shares
+    # Generation goes on while the trainer computes, but not while the weights are synced.
+    rest = 1.0 - sync
+    if judgement.bound == "trainer":
+        computing = shares.get("forward_backward", 1.0) + shares.get("optimizer", 0.0)
+        rest = max(computing, shares.get("other", 0.0))
+    if judgement.bound == "balanced" and signals.step_s is not None and sync >= SYNC_BETWEEN_EQUALS:
+        why = f"the weight sync takes {percent(sync)} of the step, and neither side is much slower than the other"
+        return _less_sure(replace(judgement, bound="sync", reason=f"{why}: {judgement.reason}"))
+    if signals.step_s is not None and sync > rest:
+        why = f"the weight sync takes {percent(sync)} of the step, and stops trainer and replicas alike"
+        judgement = replace(judgement, bound="sync", reason=f"{why}; {judgement.reason}")
+    if signals.step_s is not None and abs(sync - rest) < NEAR:
+        judgement = _less_sure(judgement)
+    if judgement.bound == "sync":
+        return judgement
+    if judgement.bound != "trainer" and (signals.dropped_per_trained or 0.0) >= FLUSHED:
+        judgement = _less_sure(judgement)  # the trainer may be waiting for samples that are not too old
+    if judgement.bound != "trainer" and _scores_all_the_time(signals):
+        if (signals.wait_share or 0.0) < 2 * NO_WAIT:
+            judgement = _less_sure(judgement)
+        return replace(judgement, bound="scoring", reason=f"{scoring_words(signals)}, and {judgement.reason}")
+    return judgement
+
+
+def _less_sure(judgement: Judgement) -> Judgement:
+    return replace(judgement, confidence="low" if judgement.confidence == "low" else "medium")
+
+
+def _scores_all_the_time(signals: Signals) -> bool:
+    if signals.score_busy is not None:
+        return signals.score_busy >= SCORING_BUSY and (signals.wait_share or 0.0) >= NO_WAIT
+    return (signals.score_blocked_steps or 0.0) >= SCORES_MOSTLY_BLOCKED and not signals.blocked_steps
+
+
+def scoring_words(signals: Signals) -> str:
+    """`a group is being scored 97 % of the time`."""
+    if signals.score_busy is not None:
+        return f"a group is being scored {percent(min(1.0, signals.score_busy))} of the time"
+    return f"groups wait for the reward in {percent(signals.score_blocked_steps or 0.0)} of the steps"
 
 
 def _without_wait(signals: Signals) -> Judgement:
@@ -165,10 +239,22 @@ def _without_wait(signals: Signals) -> Judgement:
             "perf/rollout_wait_s is not logged"
         )
         return Judgement("generation", why, "low")
+    if signals.queue_size is None and signals.blocked_steps == 0.0 and _ages_in_flight(signals):
+        age, made = signals.staleness_mean or 0.0, signals.rollout_versions or 0.0
+        why = (
+            f"samples are {number(age)} versions old, {number(made)} of them from being generated: they do not lie in "
+            "the queue for long; perf/rollout_wait_s is not logged"
+        )
+        return Judgement("generation", why, "low")
     if signals.queue_size is None:
         return undetermined("neither perf/rollout_wait_s nor sample/rollout_queue_size is logged", LOG_METRICS)
     state = f"{queue_words(signals)}, but perf/rollout_wait_s is not logged"
     return undetermined(f"{state}: whether the trainer waits cannot be told", LOG_METRICS)
+
+
+def _ages_in_flight(signals: Signals) -> bool:
+    age, made = signals.staleness_mean, signals.rollout_versions
+    return age is not None and made is not None and age - made < QUEUED_VERSIONS
 
 
 def queue_state(signals: Signals) -> Literal["empty", "part", "full"] | None:

@@ -11,10 +11,13 @@ import typer
 from rich.console import Console
 
 from rlkit.errors import BadInput
+from rlkit.wording import number
 
 if TYPE_CHECKING:
     from rlkit.diagnosis import Verdict
     from rlkit.doctor import Line
+    from rlkit.evaluation.evaluate import Score
+    from rlkit.ledger import Entry
     from rlkit.preflight import Finding
     from rlkit.simulation.calibration import Calibration
     from rlkit.simulation.planning import Plan
@@ -73,6 +76,15 @@ def print_verdict(verdict: Verdict, evidence: bool) -> None:
         shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in verdict.shares.items())
         if shares:
             say(f"  Of a step: {shares}.")
+        for cause in verdict.causes[1:]:
+            cost = "" if cause.seconds is None else f", {number(cause.seconds)} s a step"
+            say(f"  Also: {cause.text}{cost}.")
+        for sentence in verdict.contradictions:
+            say(f"  Contradiction: {sentence}")
+        if len(verdict.timeline) > 1:
+            parts = [f"{part.bound} from step {part.first_step:.0f}" for part in verdict.timeline]
+            say(f"  Over the run: {', '.join(parts)}.")
+        say(f"  {verdict.would_change}")
         say(f"  Confidence: {verdict.confidence} ({verdict.reason}).")
     say(f"Next: {verdict.next_action}")
 
@@ -106,6 +118,35 @@ def print_prediction(prediction: Prediction) -> None:
         say(f"  The seeds disagree on what bounds it: {', '.join(prediction.bounds)}.")
     for note in prediction.extrapolated:
         labelled("extrapolated:", "yellow", note)
+
+
+def print_ledger(entries: list[Entry]) -> None:
+    """One row a use of time, device seconds, its part of the side's time, dollars where a price is known."""
+    from rich.table import Table
+
+    table = Table("side", "use", "seconds", "share", "USD", box=None)
+    for entry in entries:
+        usd = "" if entry.usd is None else f"{entry.usd:,.2f}"
+        table.add_row(entry.side, entry.use, f"{entry.seconds:,.1f}", f"{entry.share:.1%}", usd)
+    out.print(table)
+
+
+def print_score(half: str, score: Score) -> None:
+    """How often one half's verdicts are right, and their probabilities; what is taken for what."""
+
+    def part(fraction: float | None) -> str:
+        return "none to count" if fraction is None else f"{fraction:.1%}"
+
+    say(f"{half}: {score.runs} runs", style="bold")
+    say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
+    say(f"  cause right  {part(score.cause_right)} of them")
+    say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
+    for claimed, (runs, right) in score.calibration.items():
+        say(f"  at {claimed}      {right:.1%} of {runs} right")
+    for title, table in (("side", score.confusion), ("cause, where the side is right", score.causes)):
+        say(f"  {title}: what interventions show, then what was said")
+        for true, said in table.items():
+            say(f"    {true:<15} " + ", ".join(f"{name or 'none'} {count}" for name, count in said.items()))
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -142,6 +142,22 @@ def test_published_runs_get_their_published_verdict_and_cause(
     assert all(field in verdict.next_action for field in fields)
 
 
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        ("r1-dp2", ["tiny-rows", "compute"]),
+        ("r1-dp2-tb16k", ["recompute", "compute", "sync"]),
+        ("r1-dp2-tb16k-nockpt", ["replicas", "sync"]),
+        ("r1-dp3-tb16k-nockpt", ["client-limit", "replicas", "sync"]),
+        ("r1-dp3-inflight384", ["compute", "sync"]),
+    ],
+)
+def test_published_runs_name_their_causes_in_order(name: str, causes: list[str]) -> None:
+    verdict = diagnose(published_frame(name), published_recipe(name))
+
+    assert [cause.name for cause in verdict.causes] == causes
+
+
 @pytest.mark.parametrize("name", ["r1-dp2", "r1-dp3-inflight384"])
 def test_published_steps_add_up_to_the_published_wall_clock(name: str) -> None:
     """The reading of medians that `published_frame` rests on."""
@@ -640,7 +656,7 @@ def test_any_frame_gets_an_opinion(frame: pd.DataFrame, recipe: Recipe | None) -
     assert verdict.headline
     assert verdict.headline.endswith(".")
     assert verdict.next_action.endswith(".")
-    assert (verdict.cause is None) == (verdict.bound in ("balanced", "undetermined"))
+    assert (verdict.cause is None) == (verdict.bound in ("balanced", "stalled", "undetermined"))
     json.dumps(verdict.model_dump(mode="json"), allow_nan=False)
 
 

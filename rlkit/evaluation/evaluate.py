@@ -1,0 +1,169 @@
+"""Verdicts beside what interventions show: accuracy, calibration, confusion matrix.
+
+Scenarios are dealt to two halves in turn: thresholds may be looked at on the first, figures are reported of the second.
+A label is the mean of a scenario's gains over its seeds, so that it is one about the recipe.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from rlkit import machine
+from rlkit.diagnosis import Verdict, diagnose
+from rlkit.evaluation.interventions import LEAST_GAIN, Labelled, label
+from rlkit.evaluation.scenarios import Scenario, scenarios
+
+SEEDS = 3
+
+# The verdict's names for what an intervention makes faster. A tenth off the recomputed forward is a part of the row's
+# tokens, and samples that are dropped are a symptom: either answer to a label that has two is right.
+ANSWERS: dict[str, frozenset[str]] = {
+    "rows": frozenset({"tiny-rows"}),
+    "tokens": frozenset({"compute", "recompute"}),
+    "replicas": frozenset({"replicas"}),
+    "in-flight": frozenset({"client-limit"}),
+    "connections": frozenset({"connections"}),
+    "cache": frozenset({"over-admission"}),
+    "over-admission": frozenset({"over-admission", "stale", "queue"}),
+    "sync": frozenset({"sync"}),
+    "scoring": frozenset({"scoring"}),
+}
+NO_SIDE = ("balanced", "undetermined")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One run's label and verdict. `gain` is the largest; `side` is `none` where it is not over 2 %."""
+
+    scenario: str
+    kind: str
+    seed: int
+    half: str  # tuning, report
+    gain: float
+    side: str
+    cause: str
+    bound: str
+    named: str  # the verdict's first cause
+    probability: float
+
+    @property
+    def side_right(self) -> bool:
+        """Whether the side is; without one to find, whether none was named."""
+        return self.bound in NO_SIDE if self.side == "none" else self.bound == self.side
+
+    @property
+    def cause_right(self) -> bool:
+        """Whether the first cause is one of the label's."""
+        return self.named in ANSWERS.get(self.cause, frozenset())
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed."""
+
+    runs: int
+    bound_runs: int
+    side_right: float | None
+    cause_right: float | None
+    free_runs: int
+    free_right: float | None
+    calibration: dict[str, tuple[int, float]]
+    confusion: dict[str, dict[str, int]]
+    causes: dict[str, dict[str, int]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def evaluate(count: int, seeds: int = SEEDS, seed: int = 0, processes: int | None = None) -> list[Judged]:
+    """Simulate `count` scenarios with each of `seeds` seeds and every intervention, and diagnose each run."""
+    drawn = scenarios(count, seed)
+    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
+        labelled = list(pool.map(_all_seeds, [(one, seeds) for one in drawn]))
+    return [item for number, runs in enumerate(labelled) for item in judge_runs(runs, number)]
+
+
+def _all_seeds(job: tuple[Scenario, int]) -> list[Labelled]:
+    scenario, seeds = job
+    return [label(scenario, seed) for seed in range(seeds)]
+
+
+def judge_runs(runs: Sequence[Labelled], number: int) -> list[Judged]:
+    """The runs of one scenario, which is the `number`-th."""
+    sides = _means([run.sides for run in runs])
+    side = max(sides, key=lambda name: sides[name])
+    cause = side
+    of_side = [run.causes for run in runs if max(run.sides, key=lambda name: run.sides[name]) == side]
+    causes = _means(of_side)
+    if causes:
+        cause = max(causes, key=lambda name: causes[name])
+    if cause == "in-flight" and runs[0].scenario.lacks_connections:
+        cause = "connections"
+    bound = side if sides[side] > LEAST_GAIN else "none"
+    judged = []
+    for run in runs:
+        verdict = diagnose(run.frame, run.scenario.recipe)
+        judged.append(
+            Judged(
+                scenario=run.scenario.name,
+                kind=run.scenario.kind,
+                seed=run.seed,
+                half="report" if number % 2 else "tuning",
+                gain=sides[side],
+                side=bound,
+                cause=cause,
+                bound=verdict.bound,
+                named=_first(verdict),
+                probability=verdict.probability,
+            )
+        )
+    return judged
+
+
+def score(judged: Sequence[Judged]) -> Score:
+    """Count the right ones."""
+    bound = [run for run in judged if run.side != "none"]
+    free = [run for run in judged if run.side == "none"]
+    claimed: dict[str, list[bool]] = {}
+    for run in judged:
+        if run.bound != "undetermined":  # `balanced` is a claim, too
+            claimed.setdefault(f"{run.probability:.1f}", []).append(run.side_right)
+    right_sides = [run for run in bound if run.side_right]
+    return Score(
+        runs=len(judged),
+        bound_runs=len(bound),
+        side_right=_fraction([run.side_right for run in bound]),
+        cause_right=_fraction([run.cause_right and run.side_right for run in bound]),
+        free_runs=len(free),
+        free_right=_fraction([run.side_right for run in free]),
+        calibration={key: (len(hits), _fraction(hits) or 0.0) for key, hits in sorted(claimed.items(), reverse=True)},
+        confusion=_table([(run.side, run.bound) for run in judged]),
+        causes=_table([(run.cause, run.named) for run in right_sides]),
+    )
+
+
+def _first(verdict: Verdict) -> str:
+    return verdict.causes[0].name if verdict.causes else ""
+
+
+def _means(gains: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(one[name] for one in gains) for name in gains[0]} if gains else {}
+
+
+def _fraction(hits: Sequence[bool]) -> float | None:
+    return sum(hits) / len(hits) if hits else None
+
+
+def _table(pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    counted = Counter(pairs)
+    return {
+        true: {said: counted[true, said] for said in sorted({said for _, said in pairs}) if counted[true, said]}
+        for true in sorted({true for true, _ in pairs})
+    }

@@ -1,0 +1,128 @@
+"""Why generation, or the scoring of what was generated, is the slower side."""
+
+from __future__ import annotations
+
+import math
+
+from rlkit.cause import Cause
+from rlkit.decoding import fixed_share
+from rlkit.judgement import PINNED
+from rlkit.recipe import Recipe
+from rlkit.signals import Signals
+from rlkit.waste_causes import connection_cause, crowded_cause, dropped_cause, is_crowded
+from rlkit.wording import percent
+
+# A replica that may hold less than half of the sequences it has slots for is idle on the client's account: decoding is
+# bound by memory bandwidth, more sequences in a step cost little. Published: 43 for each replica, then 128.
+IDLE_SLOTS = 0.5
+
+# vLLM's smallest default for max_num_seqs (0.31, a CPU; 256 or 1024 on GPUs), taken when the recipe leaves it open.
+DEFAULT_SLOTS = 128
+
+# The in-flight limit comes with a queue of at least twice its size, so that finished groups find room (published: 384
+# and 768).
+QUEUE_PER_INFLIGHT = 2
+
+# A tenth more rollouts in flight pays more than a tenth more replicas while more than half of an iteration is the same
+# for one sequence as for all of them.
+MOSTLY_FIXED = 0.5
+
+
+def generation_causes(signals: Signals, recipe: Recipe | None) -> list[Cause]:
+    """Always at least one."""
+    found: list[Cause] = []
+    dropped, connections = dropped_cause(signals, recipe), connection_cause(signals, recipe)
+    limited = recipe is not None and _client_limits(signals, recipe)
+    if is_crowded(signals):
+        found.append(crowded_cause(signals, recipe))
+    elif connections is not None:
+        found.append(connections)
+    elif limited and recipe is not None and (dropped is None or fixed_share(signals, recipe) is not None):
+        # Where decoding is known to be mostly fixed time, more at once are hardly slower: what is dropped is dropped
+        # because there is too little, too late.
+        found.append(_raise_limit(signals, recipe))
+    elif dropped is not None:
+        found.append(dropped)
+    return [*found, _replicas(signals, recipe)]
+
+
+def scoring_cause(signals: Signals, recipe: Recipe | None) -> Cause:
+    """A reward that cannot keep up."""
+    field = "reward" if recipe is None else f"reward ({recipe.reward})"
+    if signals.score_blocked_steps:
+        text = f"scoring: groups waited for the reward in {percent(signals.score_blocked_steps)} of the steps"
+    else:
+        text = f"scoring: a group is being scored {percent(min(1.0, signals.score_busy or 0.0))} of the time"
+    return Cause(
+        name="scoring",
+        text=text,
+        next_action=f"Make the {field} faster: it cannot keep up with generation.",
+        seconds=signals.rollout_wait_s,
+        alone=True,
+    )
+
+
+def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
+    more = "more replicas" if recipe is None else f"more replicas than {recipe.serve.replicas}"
+    alternative = ", or rollout.max_inflight_tasks while they have cache to spare"
+    return Cause(
+        name="replicas",
+        text="the replicas' generation rate",
+        next_action=f"Raise serve.replicas ({more}){alternative}.",
+        seconds=signals.rollout_wait_s,
+        alternative=alternative,
+    )
+
+
+def _client_limits(signals: Signals, recipe: Recipe) -> bool:
+    limit = recipe.inflight_limit
+    occupied = signals.admitted if signals.admitted is not None else signals.inflight
+    if occupied is None or occupied < PINNED * limit:
+        return False
+    capped = recipe.cap.policy != "none" and (signals.inflight_cap is None or signals.inflight_cap < PINNED * limit)
+    if capped and signals.admitted is None:
+        return False  # the gauge still reads the limit, but the cap decides
+    fixed = fixed_share(signals, recipe)
+    idle = limit <= IDLE_SLOTS * _slots(recipe) if fixed is None else fixed > MOSTLY_FIXED
+    return idle and (fixed is not None or _useful_inflight(signals, recipe) > limit)
+
+
+def _useful_inflight(signals: Signals, recipe: Recipe) -> int:
+    """The most rollouts in flight that still pay: a slot for each, and trained on before they are too stale."""
+    return math.floor(min(_slots(recipe), _samples_in_time(signals, recipe)))
+
+
+def _samples_in_time(signals: Signals, recipe: Recipe) -> float:
+    """Samples that are trained on before they are too stale, infinite when a step's size is unknown."""
+    return math.inf if signals.samples_per_step is None else recipe.fresh_samples(signals.samples_per_step)
+
+
+def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
+    limit, engines = recipe.inflight_limit, _engines(recipe)
+    # As many for each replica as there were for all of them, or what the waiting says is missing: without the waits the
+    # trainer would take samples 1 / (1 - wait) times as fast.
+    wait = min(signals.wait_share or 0.0, 0.99)
+    useful = max(_useful_inflight(signals, recipe), limit + 1)
+    target = min(math.ceil(limit * max(2.0, engines, 1 / (1 - wait))), useful)
+    room = min(QUEUE_PER_INFLIGHT * target, _samples_in_time(signals, recipe) - target)
+    queue = max(recipe.rollout.queue_maxsize, math.floor(room))
+    action = f"Raise rollout.max_inflight_tasks from {limit} to {target}"
+    if queue != recipe.rollout.queue_maxsize:
+        action += f" and rollout.queue_maxsize from {recipe.rollout.queue_maxsize} to {queue}"
+    shared = f" for {engines} replicas: {limit / engines:,.0f} each" if engines > 1 else ""
+    return Cause(
+        name="client-limit",
+        text=f"the client's in-flight limit (rollout.max_inflight_tasks {limit}{shared})",
+        next_action=f"{action}.",
+        seconds=signals.rollout_wait_s,
+        alone=True,
+    )
+
+
+def _slots(recipe: Recipe) -> int:
+    """Sequences that all replicas together may run at once."""
+    return (recipe.serve.max_num_seqs or DEFAULT_SLOTS) * _engines(recipe)
+
+
+def _engines(recipe: Recipe) -> int:
+    return recipe.serve.replicas * recipe.serve.data_parallel_size

@@ -1,0 +1,80 @@
+"""What would turn a verdict into another one, and which signals contradict each other."""
+
+from __future__ import annotations
+
+from rlkit.judgement import (
+    BRIM,
+    EMPTY,
+    FULL,
+    LONG_WAIT,
+    NO_WAIT,
+    SCORING_BUSY,
+    Judgement,
+    held_back,
+    queue_state,
+    queue_words,
+    wait_words,
+)
+from rlkit.signals import TIMER_SLACK, Signals
+from rlkit.wording import percent
+
+# Requests inside the servers cannot be more than were admitted, but for the moment between two readings.
+READING_SLACK = 1.1
+
+
+def would_change(judgement: Judgement, signals: Signals) -> str:
+    """One sentence with the thresholds."""
+    match judgement.bound:
+        case "trainer":
+            return (
+                f"It would be another verdict if the trainer waited for more than {percent(NO_WAIT)} of the step, or "
+                "the weight sync took longer than computing."
+            )
+        case "generation":
+            return (
+                f"It would be another verdict if the trainer waited for less than {percent(NO_WAIT)} of the step, the "
+                f"queue stood above {percent(EMPTY)} of a full one, or a group were scored for over "
+                f"{percent(SCORING_BUSY)} of the time."
+            )
+        case "sync":
+            return "It would be another verdict if the weight sync took less time than training or generation."
+        case "scoring":
+            return (
+                f"It would be generation's if a group were scored for less than {percent(SCORING_BUSY)} of the time "
+                "while the trainer waits."
+            )
+        case "balanced":
+            return (
+                f"It would be the trainer's with a queue above {percent(FULL)} of a full one, generation's with a wait "
+                f"of over {percent(LONG_WAIT)} of the step or a queue below {percent(EMPTY)}."
+            )
+        case "stalled":
+            return "It would be another verdict as soon as steps are logged again at their usual pace."
+        case _:
+            return judgement.way_out
+
+
+def contradictions(signals: Signals) -> list[str]:
+    """A sentence for each pair of signals that cannot both be true of one run."""
+    found = []
+    wait, fill = signals.wait_share, signals.queue_fill
+    waits_and_full = wait is not None and fill is not None and wait >= NO_WAIT and fill >= FULL
+    if waits_and_full and ((fill or 0.0) >= BRIM or (wait or 0.0) >= LONG_WAIT):
+        found.append(f"{_capital(queue_words(signals))}, and yet {wait_words(signals)}.")
+    elif wait is not None and wait >= LONG_WAIT and held_back(signals) and queue_state(signals) != "empty":
+        blocked = percent(signals.blocked_steps or 0.0)
+        found.append(f"Finished rollouts are held back in {blocked} of the steps, and yet {wait_words(signals)}.")
+    excess = signals.phases_over_step
+    if excess is not None and excess > TIMER_SLACK:
+        found.append(f"The phases add up to {percent(excess)} of perf/step_s.")
+    size, most = signals.queue_size, signals.queue_maxsize
+    if size is not None and most is not None and size > most:
+        found.append(f"The queue holds {size:,.0f} samples, and rollout.queue_maxsize allows {most:,.0f}.")
+    running, admitted = signals.vllm_running, signals.admitted
+    if running is not None and admitted is not None and running > READING_SLACK * admitted + 1:
+        found.append(f"The servers run {running:,.0f} requests, and {admitted:,.0f} rollouts are admitted.")
+    return found
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pandas as pd
+import pytest
+from recorded_runs import recipe, recorded
+from typer.testing import CliRunner
+
+from rlkit.cli import app
+from rlkit.diagnosis import NamedCause, Verdict, diagnose
+from rlkit.tracking import write_run
+from rlkit.watch import Watch
+
+
+def verdict(bound: str, cause: str = "replicas", confidence: str = "high") -> Verdict:
+    named = NamedCause(name=cause, text=cause, seconds=None, next_action="Change it.")
+    update = {"bound": bound, "causes": [named], "confidence": confidence, "headline": f"{bound} says it."}
+    return diagnose(recorded("learning-run"), recipe()).model_copy(update=update)
+
+
+def test_the_first_verdict_is_news_and_the_same_one_is_not() -> None:
+    watch = Watch()
+
+    assert watch.look(verdict("undetermined")) is None
+    first = watch.look(verdict("generation"))
+    assert first is not None
+    assert (first.text, first.level, first.stop) == ("generation says it.", "info", False)
+    assert watch.look(verdict("generation")) is None
+
+
+def test_a_change_is_news_once_it_holds() -> None:
+    watch = Watch()
+    watch.look(verdict("generation"))
+
+    assert watch.look(verdict("trainer", "compute")) is None
+    change = watch.look(verdict("trainer", "compute"))
+    assert change is not None
+    assert (change.text, change.level) == ("trainer says it. It was generation before.", "warn")
+    assert watch.look(verdict("trainer", "compute")) is None
+
+
+def test_a_stall_is_news_at_once_and_only_once() -> None:
+    watch = Watch()
+    watch.look(verdict("generation"))
+
+    stall = watch.look(verdict("stalled"))
+    assert stall is not None
+    assert stall.level == "error"
+    assert watch.look(verdict("stalled")) is None
+
+
+def test_a_clear_answer_ends_the_watch() -> None:
+    watch = Watch(stop_when_clear=True)
+
+    looks = [watch.look(verdict("trainer", "tiny-rows")) for _ in range(3)]
+
+    assert [look is not None and look.stop for look in looks] == [False, True, False]
+    assert looks[1] is not None
+    assert " Next: " in looks[1].text
+    unsure = Watch(stop_when_clear=True)
+    assert not any(look.stop for look in [unsure.look(verdict("trainer", confidence="low"))] * 3 if look is not None)
+
+
+def test_the_command_looks_until_the_verdict_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = recorded("learning-run").drop(columns="timestamp").reset_index().to_dict("records")
+    rows = [{str(name): float(value) for name, value in row.items() if pd.notna(value)} for row in logged]
+    moments = [datetime.now(UTC) - timedelta(seconds=len(rows) - number) for number in range(len(rows))]
+    write_run("followed", "run", rows, moments, {"recipe": recipe().to_dict()})
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    result = CliRunner().invoke(app, ["watch", "followed", "--every", "2", "--until-clear"])
+
+    assert result.exit_code == 0, result.output
+    first, last = result.stdout.splitlines()
+    assert first.startswith("step 50: Generation-bound: the trainer waits 67 %")
+    assert " Next: Raise rollout.max_inflight_tasks" in last
+    assert slept == [2.0]
