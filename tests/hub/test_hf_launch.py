@@ -214,6 +214,30 @@ def test_merged_weights_are_refused(launch: Launch, hub: EmulatedHub) -> None:
     assert not hub.jobs
 
 
+def test_run_goes_on_through_what_passes(launch: Launch, hub: EmulatedHub, events: list[Event]) -> None:
+    """A stage nobody knows, a Hub that fails for a while, a log stream that drops, one of two replicas lost."""
+
+    def trouble() -> None:
+        hub.faults.answers += [("GET", "/api/jobs/tester/", 500, 3)]
+        hub.faults.drop_log_after = 1
+
+    def strange() -> None:
+        hub.faults.stage_of[hub.of_role("replica")[0].id] = "WARMING_UP"
+
+    handlers = [
+        when("replica-0: http", strange, events),
+        when("'WARMING_UP'", hub.faults.stage_of.clear, []),
+        when("training", trouble, []),
+        when("step 1", lambda: hub.kill(hub.of_role("replica")[1]), []),
+    ]
+    outcome = launch(SURVIVES, on_event=lambda event: [handle(event) for handle in handlers])
+    assert outcome.steps == 3
+    told = " ".join(event.text for event in events)
+    assert "a stage 'WARMING_UP' that this version does not know" in told
+    assert "replica-1 ended in stage ERROR" in told
+    assert not hub.running()
+
+
 def test_preempted_trainer_goes_on_from_its_checkpoint(
     launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
 ) -> None:
