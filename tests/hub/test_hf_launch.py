@@ -257,3 +257,19 @@ def test_preempted_trainer_goes_on_from_its_checkpoint(
     logged, _ = read_run(folder)
     assert logged.run_id == "1"
     assert list(logged.frame.index) == [1, 2, 3]
+
+
+def test_adapters_are_pushed_through_an_exposed_port(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
+    assert launch(changes=["transport.kind=push", "serve.replicas=1"]).steps == 3
+    (replica,) = hub.of_role("replica")
+    assert any("received" in line and "trl-policy-v1" in line for line in replica.lines)
+    assert "load 200" in (folder.logs / "trainer.log").read_text()
+    assert not hub.running()
+
+
+def test_mount_that_shows_an_adapter_late_is_asked_again(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
+    late = (*SERVE, "--mount", "/rlkit-bucket", "--mount-lag-s", "3")
+    assert launch(serve=late, changes=["serve.replicas=1"]).steps == 3
+    log = (folder.logs / "trainer.log").read_text()
+    assert "load 200" in log
+    assert not hub.running()
