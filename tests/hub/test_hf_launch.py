@@ -214,6 +214,30 @@ def test_merged_weights_are_refused(launch: Launch, hub: EmulatedHub) -> None:
     assert not hub.jobs
 
 
+def test_run_goes_on_through_what_passes(launch: Launch, hub: EmulatedHub, events: list[Event]) -> None:
+    """A stage nobody knows, a Hub that fails for a while, a log stream that drops, one of two replicas lost."""
+
+    def trouble() -> None:
+        hub.faults.answers += [("GET", "/api/jobs/tester/", 500, 3)]
+        hub.faults.drop_log_after = 1
+
+    def strange() -> None:
+        hub.faults.stage_of[hub.of_role("replica")[0].id] = "WARMING_UP"
+
+    handlers = [
+        when("replica-0: http", strange, events),
+        when("'WARMING_UP'", hub.faults.stage_of.clear, []),
+        when("training", trouble, []),
+        when("step 1", lambda: hub.kill(hub.of_role("replica")[1]), []),
+    ]
+    outcome = launch(SURVIVES, on_event=lambda event: [handle(event) for handle in handlers])
+    assert outcome.steps == 3
+    told = " ".join(event.text for event in events)
+    assert "a stage 'WARMING_UP' that this version does not know" in told
+    assert "replica-1 ended in stage ERROR" in told
+    assert not hub.running()
+
+
 def test_preempted_trainer_goes_on_from_its_checkpoint(
     launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
 ) -> None:
@@ -233,3 +257,19 @@ def test_preempted_trainer_goes_on_from_its_checkpoint(
     logged, _ = read_run(folder)
     assert logged.run_id == "1"
     assert list(logged.frame.index) == [1, 2, 3]
+
+
+def test_adapters_are_pushed_through_an_exposed_port(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
+    assert launch(changes=["transport.kind=push", "serve.replicas=1"]).steps == 3
+    (replica,) = hub.of_role("replica")
+    assert any("received" in line and "trl-policy-v1" in line for line in replica.lines)
+    assert "load 200" in (folder.logs / "trainer.log").read_text()
+    assert not hub.running()
+
+
+def test_mount_that_shows_an_adapter_late_is_asked_again(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
+    late = (*SERVE, "--mount", "/rlkit-bucket", "--mount-lag-s", "3")
+    assert launch(serve=late, changes=["serve.replicas=1"]).steps == 3
+    log = (folder.logs / "trainer.log").read_text()
+    assert "load 200" in log
+    assert not hub.running()
