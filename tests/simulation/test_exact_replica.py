@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 from exact_replica import ExactReplica, Measured
@@ -13,7 +14,9 @@ from rlkit.simulation.lengths import lengths_of
 from rlkit.simulation.replica import Capacity, FluidReplica, Rates, Sequence
 
 KV_TOKENS = 8 * 2**30 / QWEN2_1_5B.kv_bytes
-SECONDS, SETTLED = 400.0, 160.0
+# Preemptions come in waves: over one such window they differ by 10 % between seeds, over three of them by 3 %.
+SECONDS, SETTLED = 800.0, 160.0
+SEEDS = range(3)
 PROMPT = 150
 
 
@@ -21,8 +24,8 @@ def rates() -> Rates:
     return Machine(QWEN2_1_5B, GPUS["h200"], GPUS["h200"]).rates(Physics(), adapters=False)
 
 
-def completions() -> list[int]:
-    lengths, dice = lengths_of(ADAPTIVE_CAP, 8192), random.Random(0)
+def completions(seed: int) -> list[int]:
+    lengths, dice = lengths_of(ADAPTIVE_CAP, 8192), random.Random(seed)
     return [lengths.completion(lengths.prompt(number), 0.5, dice) for number in range(6000)]
 
 
@@ -58,11 +61,17 @@ def fluid(in_flight: int, lengths: list[int]) -> Measured:
 @pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [256, 57])
 def test_the_fluid_engine_is_within_six_percent_of_the_exact_one(in_flight: int) -> None:
-    lengths = completions()
-    exact = ExactReplica(rates(), KV_TOKENS, lengths, PROMPT).run(in_flight, SECONDS, SETTLED)
-    simulated = fluid(in_flight, lengths)
-    assert simulated.tokens_s == pytest.approx(exact.tokens_s, rel=0.06)
-    assert simulated.latency_s == pytest.approx(exact.latency_s, rel=0.06)
-    assert simulated.running == pytest.approx(exact.running, rel=0.06)
+    exact, simulated = [], []
+    for seed in SEEDS:
+        lengths = completions(seed)
+        exact.append(ExactReplica(rates(), KV_TOKENS, lengths, PROMPT).run(in_flight, SECONDS, SETTLED))
+        simulated.append(fluid(in_flight, lengths))
+
+    def mean(measured: list[Measured], figure: str) -> float:
+        return statistics.fmean(getattr(one, figure) for one in measured)
+
+    for figure in ("tokens_s", "latency_s", "running"):
+        assert mean(simulated, figure) == pytest.approx(mean(exact, figure), rel=0.06)
     # At the lower load they are rare events: a hundredth of those at the higher one is none.
-    assert simulated.preemptions_s == pytest.approx(exact.preemptions_s, rel=0.06, abs=0.6)
+    preempted = mean(exact, "preemptions_s")
+    assert mean(simulated, "preemptions_s") == pytest.approx(preempted, rel=0.06, abs=0.6)
