@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlkit.diagnosis import Verdict
     from rlkit.tracking import Run
 
@@ -83,5 +86,30 @@ def _save_metrics(recipe: Recipe, folder: RunFolder) -> Run:
     from rlkit.tracking import load_run, save_frame
 
     run = load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder))
+    run = replace(run, frame=_with_lost_steps(run.frame, folder.steps))
     save_frame(run, folder.metrics)
     return run
+
+
+def _with_lost_steps(frame: pd.DataFrame, steps: Path) -> pd.DataFrame:
+    """The frame with the steps that only `steps` (steps.jsonl) has, their timestamps between those of their neighbours.
+
+    trackio writes in batches: a trainer that is killed loses the newest, and the run that resumes does not repeat them.
+    """
+    import numpy as np
+    import pandas as pd
+
+    logged: dict[int, dict[str, float | None]] = {}
+    for line in steps.read_text(encoding="utf-8").splitlines() if steps.is_file() else []:
+        with suppress(ValueError, KeyError):  # a line that the end of the trainer cut off
+            row = json.loads(line)
+            logged[int(row.pop("global_step"))] = row
+    lost = sorted(set(logged) - set(frame.index))
+    if not lost or frame.empty:
+        return frame
+    whole: pd.DataFrame = frame.reindex(sorted({*frame.index, *lost})).rename_axis(frame.index.name)
+    whole.update(pd.DataFrame.from_dict({step: logged[step] for step in lost}, orient="index").astype(float))
+    seconds = frame["timestamp"].astype("datetime64[ns, UTC]").astype("int64")
+    between = np.interp(whole.index, frame.index, seconds).astype("int64")
+    whole["timestamp"] = pd.to_datetime(between, unit="ns", utc=True).astype(frame["timestamp"].dtype)
+    return whole

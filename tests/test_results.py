@@ -53,6 +53,20 @@ def test_what_an_interrupted_run_logged_is_kept(folder: RunFolder) -> None:
     assert len(load_frame(folder.metrics).frame) == 2
 
 
+def test_steps_that_trackio_lost_are_taken_from_the_trainers_own_lines(folder: RunFolder) -> None:
+    frame = recorded("trainer-bound-run").head(6).drop(columns="timestamp").reset_index().astype(float)
+    rows = [{str(key): value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
+    kept = [row for row in rows if row["global_step"] != 4]
+    write_run(RECIPE.tracking.project, "mine", kept, config={"recipe": RECIPE.to_dict()})
+    lines = [json.dumps({**row, "kl": None}) for row in rows]
+    folder.steps.write_text("\n".join([*lines, lines[-1][:20]]) + "\n")
+    assert keep_metrics(RECIPE, folder)
+    saved = load_frame(folder.metrics).frame
+    assert list(saved.index) == [1, 2, 3, 4, 5, 6]
+    assert saved.loc[4, "perf/step_s"] == rows[3]["perf/step_s"]
+    assert saved["timestamp"].is_monotonic_increasing
+
+
 def test_a_run_is_read_from_its_folder_and_else_from_trackio(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
