@@ -107,7 +107,8 @@ def _with_lost_steps(frame: pd.DataFrame, steps: Path) -> pd.DataFrame:
     lost = sorted(set(logged) - set(frame.index))
     if not lost or frame.empty:
         return frame
-    whole: pd.DataFrame = frame.reindex(sorted({*frame.index, *lost})).rename_axis(frame.index.name)
+    whole: pd.DataFrame = frame.reindex(sorted({*frame.index, *lost}))
+    whole.index.name = frame.index.name
     whole.update(pd.DataFrame.from_dict({step: logged[step] for step in lost}, orient="index").astype(float))
     seconds = frame["timestamp"].astype("datetime64[ns, UTC]").astype("int64")
     between = np.interp(whole.index, frame.index, seconds).astype("int64")
