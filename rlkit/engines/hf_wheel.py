@@ -26,7 +26,9 @@ def pack_wheel() -> tuple[str, bytes]:
     info = f"rlkit-{version}.dist-info"
     package = Path(rlkit.__file__).parent
     files = {f"rlkit/{path.relative_to(package).as_posix()}": path.read_bytes() for path in _sources(package)}
-    files[f"{info}/METADATA"] = (distribution.read_text("METADATA") or "").encode()
+    # In a checkout the first found may be the build's egg-info, whose metadata has another name.
+    about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    files[f"{info}/METADATA"] = about.encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rlkit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     lines = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
     files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
