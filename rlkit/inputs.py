@@ -42,7 +42,7 @@ class ModelFacts:
 
 def inspect_model(section: ModelSection) -> ModelFacts:
     """Look at the toy models' constants, at a folder, or at what the Hub cache holds."""
-    if section.name in (toy_task.MODEL_NAME, toy_task.UNTRAINED_NAME):
+    if section.name in toy_task.MODEL_NAMES:
         # Built with Qwen2.5's template, one that TRL knows (toy_model.build_tokenizer).
         return ModelFacts(
             head_size=toy_model.HIDDEN // toy_model.HEADS,

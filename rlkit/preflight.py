@@ -14,7 +14,7 @@ from typing import Literal
 
 from rlkit import engines, inputs, machine
 from rlkit.recipe import Recipe
-from rlkit.training.toy_task import MODEL_NAME
+from rlkit.training.toy_task import MODEL_NAMES
 
 # What max_lora_rank may be (vLLM builds its adapter buffers for these; TRL's VLLM_LORA_RANKS).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -95,7 +95,7 @@ def gather_facts(recipe: Recipe, folder: Path | None = None) -> MachineFacts:
         engine_problem=engines.engine_problem(recipe.engine),
         folder_problem=None if folder is None else inputs.inspect_folder(folder),
         trackio_problem=machine.unwritable(machine.trackio_folder()),
-        cache_problem=machine.unwritable(machine.cache_folder()) if recipe.model.name == MODEL_NAME else None,
+        cache_problem=machine.unwritable(machine.cache_folder()) if recipe.model.name in MODEL_NAMES else None,
         model_problem=model.problem,
         data_problem=data_problem,
         reward_problem=inputs.inspect_reward(recipe),

@@ -32,7 +32,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlkit.admission.law import Decision, Reading, Reason, ReplicaState, decide, known_sum
+from rlkit.admission.law import UNMETERED_AFTER, Decision, Reading, Reason, ReplicaState, decide, known_sum
 
 # Seconds. A lifetime is seldom below four of them, and a page of four replicas costs the worker 50 ms to parse.
 POLL_S = 2.0
@@ -83,8 +83,6 @@ WAITING_SLACK = 0.02
 
 # Readings after which a silent replica counts as gone: a sync or a long garbage collection is shorter.
 LEFT_AFTER = 8
-# Readings without a number after which the servers count as ones that have none.
-UNMETERED_AFTER = 3
 # Rollouts per replica to begin with where the size of the cache is unknown: they fit any cache that serves at all.
 BLIND_START = 4
 

@@ -23,6 +23,10 @@ Reason = Literal[
     "held",  # nothing to change
 ]
 
+# Readings without a number after which the servers count as ones that have none: a proxy whose replicas are just
+# coming into service answers within two.
+UNMETERED_AFTER = 3
+
 
 @dataclass(frozen=True)
 class ReplicaState:

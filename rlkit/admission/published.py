@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from rlkit.admission.law import Decision, Reading, decide, known_sum
+from rlkit.admission.law import UNMETERED_AFTER, Decision, Reading, decide, known_sum
 
 # The published constants.
 POLL_S = 5.0
@@ -23,10 +23,6 @@ HIGH_USAGE = 0.8
 LOW_USAGE = 0.6
 CUT = 0.7
 GROWTH = 1.25
-
-# Readings without a number after which the servers count as ones that have none: a proxy whose replicas are just
-# coming into service answers within two.
-UNMETERED_AFTER = 3
 
 
 class PublishedLaw:

@@ -5,6 +5,7 @@ jobs.py    one process with its log                 guard.py         ends the jo
 lock.py    one engine per run folder                state.py         whether the run goes on, or how it ended
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 checkpoint.py  what a run in a folder resumes from
+step_lines.py  the steps that a trainer adds to its file
 receivers.py  beside the replicas of a local run that pushes its adapters
 sim.py     no processes: the simulator in the place of all jobs
 
@@ -16,7 +17,7 @@ hf_trainer.py  what runs in the trainer's Job                 hf_records.py  a r
 hf_delivery.py what goes into the bucket and comes back       hf_recovery.py when a run goes on after a loss
 hf_list.py     the Jobs of all runs as rows                 hf_predict.py  how long a step will take
 hf_measure.py  two cheap Jobs that try mount and port         hf_probe.py    what runs in them
-hf_figures.py  what they say of a recipe
+hf_figures.py  what they say of a recipe                    hf_child.py    a process inside a Job
 """
 
 from __future__ import annotations

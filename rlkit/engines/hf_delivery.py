@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from rlkit import machine
@@ -16,7 +15,7 @@ from rlkit.engines.hf_replica import delivered_name
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
-from rlkit.training.toy_task import MODEL_NAME, UNTRAINED_NAME
+from rlkit.training.toy_task import MODEL_NAMES
 
 
 def deliver(hub: Hub, recipe: Recipe, place: Place, wheel: bytes, on_event: OnEvent) -> None:
@@ -44,18 +43,17 @@ def fetch(hub: Hub, place: Place, folder: RunFolder) -> None:
 
 def _model_here(recipe: Recipe, on_event: OnEvent) -> Path | None:
     """The model's folder on this machine, or None for one that the Jobs take from the Hub."""
-    if recipe.model.name not in (MODEL_NAME, UNTRAINED_NAME):
+    if recipe.model.name not in MODEL_NAMES:
         local = Path(recipe.model.name).expanduser()
         return local if local.is_dir() else None
     # Imported here: it reads the model's source to name the cache.
-    from rlkit.training.model_cache import cached_model
+    from rlkit.training.model_cache import build_command, cached_model
 
     out = cached_model(machine.cache_folder(), recipe.train.seed, recipe.model.name)
     if not out.exists():
         on_event(Event("phase", text="building the toy model (about two minutes, once)"))
-        command = [sys.executable, "-m", "rlkit.training.model_cache", "--out", str(out)]
-        command += ["--untrained"] if recipe.model.name == UNTRAINED_NAME else []
-        built = subprocess.run([*command, "--seed", str(recipe.train.seed)], capture_output=True, text=True)
+        command = build_command(out, recipe.train.seed, recipe.model.name)
+        built = subprocess.run(command, capture_output=True, text=True)
         if built.returncode:
             raise RunFailed(f"building the toy model failed:\n{built.stderr.strip()[-2000:]}")
     return out

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from rlkit.engines.hf_child import start_child
 from rlkit.engines.hf_jobs import TOKEN_VARIABLE
 from rlkit.engines.hf_lease import Lease
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.serving.replica import vllm_command
-from rlkit.training.toy_task import MODEL_NAME
+from rlkit.training.toy_task import MODEL_NAMES
 
 # A mount serves what it knows for ten seconds; looking more often shows nothing new.
 LEASE_LOOKS = 20  # per lease
@@ -45,13 +46,17 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, _exit_now)
     with contextlib.ExitStack() as stack:
-        children = [_child(stack, command)]
+        children = [start_child(stack, command, STOP_GRACE_S)]
         if options.receiver_port is not None:
             from rlkit.serving.receiver import receiver_command
 
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlkit-adapters-")))
             children.append(
-                _child(stack, receiver_command(root, TOKEN_VARIABLE, options.receiver_port, host="0.0.0.0"))
+                start_child(
+                    stack,
+                    receiver_command(root, TOKEN_VARIABLE, options.receiver_port, host="0.0.0.0"),
+                    STOP_GRACE_S,
+                )
             )
         lease = Lease(options.lease_s, time.monotonic())
         while True:
@@ -71,31 +76,15 @@ def model_argument(recipe: Recipe, models: Path) -> str:
 
 
 def delivered_name(recipe: Recipe) -> str:
-    """The folder's name for a model that is not on the Hub; the toy model is another for each seed."""
-    if recipe.model.name == MODEL_NAME:
-        return f"{MODEL_NAME}-{recipe.train.seed}"
+    """The folder's name for a model that is not on the Hub; a toy model is another for each seed."""
+    if recipe.model.name in MODEL_NAMES:
+        return f"{recipe.model.name}-{recipe.train.seed}"
     return recipe.model.name.strip("/").replace("/", "--").replace("~", "")
 
 
 def has_gpu() -> bool:
     """Whether there is an NVIDIA GPU here, without importing torch."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/proc/driver/nvidia"))
-
-
-def _child(stack: contextlib.ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
-    print("starting", *command, flush=True)
-    child = subprocess.Popen(command)
-    stack.callback(_end, child)
-    return child
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def _read(path: Path) -> bytes | None:

@@ -20,19 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
 
 from rlkit.engines.checkpoint import newest_checkpoint
+from rlkit.engines.hf_child import start_child
 from rlkit.engines.hf_hub import Hub
 from rlkit.engines.hf_jobs import TOKEN_VARIABLE, run_labels
 from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_records import keep_records, restore_records
 from rlkit.engines.hf_replica import has_gpu, model_argument
 from rlkit.engines.hf_watch import phase_of
+from rlkit.engines.step_lines import StepLines
 from rlkit.errors import RlkitError
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
@@ -80,7 +81,7 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     print(LEASE_MARK, flush=True)
     restore_records(options.folder, local)
     checkpoint = newest_checkpoint(local.shared, before=recipe.train.steps)
-    steps = _Steps(local.steps)
+    steps = StepLines(local.steps)
     with contextlib.ExitStack() as stack:
         stack.callback(keep_records, local, options.folder)
         proxy, url = _start_proxy(stack, recipe, options, local)
@@ -92,7 +93,7 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
             environment |= {"RLKIT_SHARED": str(local.shared), "RLKIT_CHECKPOINT": str(checkpoint or "")}
         if checkpoint is not None:
             print(f"resuming from {checkpoint.name}", flush=True)
-        trainer = _child(stack, command, environment)
+        trainer = start_child(stack, command, STOP_GRACE_S, environment)
         renewed = kept = looked = time.monotonic()
         newest = checkpoint
         while trainer.poll() is None:
@@ -106,13 +107,13 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
             if found != newest or now - kept >= RECORDS_EVERY_S:
                 keep_records(local, options.folder)
                 newest, kept = found, now
-            steps.say()
+            _say(steps)
             if proxy.poll() is not None:
                 print(f"the proxy ended with code {proxy.returncode}", flush=True)
                 return 1
             with contextlib.suppress(subprocess.TimeoutExpired):
                 trainer.wait(LOOK_EVERY_S)
-        steps.say()
+        _say(steps)
         code = trainer.returncode
         return code if code >= 0 else 128 - code
 
@@ -136,7 +137,9 @@ def _start_proxy(
         config |= {"receivers": options.receiver, "receiver_token_env": TOKEN_VARIABLE}
     config_file = local.path / ".proxy-config.json"
     config_file.write_text(json.dumps(config, indent=2))
-    proxy = _child(stack, [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], {})
+    proxy = start_child(
+        stack, [sys.executable, "-m", "rlkit.serving.proxy", "--config", str(config_file)], STOP_GRACE_S
+    )
     deadline = time.monotonic() + PROXY_TIMEOUT_S
     url = ""
     while time.monotonic() < deadline and proxy.poll() is None:
@@ -163,42 +166,10 @@ def _cancel_replicas(recipe: Recipe, options: argparse.Namespace) -> None:
         print(f"the replicas could not be cancelled: {error}", flush=True)
 
 
-class _Steps:
-    """Says each new line of steps.jsonl on the log, marked."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-
-    def say(self) -> None:
-        for line in self._new():
-            print(f"{STEP_MARK}{line}", flush=True)
-
-    def _new(self) -> Iterator[str]:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as stream:
-            stream.seek(self._position)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._position += len(line)
-                yield line.decode().strip()
-
-
-def _child(stack: contextlib.ExitStack, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(command, env={**os.environ, **environment})
-    stack.callback(_end, child)
-    return child
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+def _say(steps: StepLines) -> None:
+    """Say each new step on the log, marked."""
+    for line in steps.new():
+        print(f"{STEP_MARK}{line}", flush=True)
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import httpx
 
@@ -32,13 +32,14 @@ from rlkit.engines.jobs import Job
 from rlkit.engines.lock import RunLock
 from rlkit.engines.memory import PeakMemory
 from rlkit.engines.receivers import Receivers
+from rlkit.engines.step_lines import StepLines
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
 from rlkit.training.launch import trainer_command, trainer_environment
-from rlkit.training.model_cache import cached_model
-from rlkit.training.toy_task import DATA_NAME, MODEL_NAME, UNTRAINED_NAME
+from rlkit.training.model_cache import build_command, cached_model
+from rlkit.training.toy_task import DATA_NAME, MODEL_NAME, MODEL_NAMES
 
 # vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
 READY_TIMEOUT_S = 900.0
@@ -111,16 +112,14 @@ class _LocalRun:
 
     def _model(self) -> str:
         name = self._recipe.model.name
-        if name not in (MODEL_NAME, UNTRAINED_NAME):
+        if name not in MODEL_NAMES:
             return str(Path(name).expanduser()) if name.startswith("~") else name
         seed = self._recipe.train.seed
         out = cached_model(machine.cache_folder(), seed, name)
         if not out.exists():
             duration = "about two minutes" if name == MODEL_NAME else "seconds"
             self._phase(f"building the toy model ({duration}, once)")
-            command = [sys.executable, "-m", "rlkit.training.model_cache", "--out", str(out), "--seed", str(seed)]
-            command += ["--untrained"] if name == UNTRAINED_NAME else []
-            job = self._start("model", command, {})
+            job = self._start("model", build_command(out, seed, name), {})
             told = 0
 
             def ended() -> bool:
@@ -200,13 +199,13 @@ class _LocalRun:
 
     def _train(self, model: str, server_url: str, checkpoint: Path | None) -> None:
         self._phase("training" if checkpoint is None else f"training, resumed from {checkpoint.name}")
-        steps = _StepLines(self._folder.steps)
+        steps = StepLines(self._folder.steps)
         command = trainer_command(self._recipe, self._folder, model, server_url, checkpoint)
         trainer = self._start("trainer", command, trainer_environment(self._on_cpu) | _offline(self._recipe))
         threading.Thread(target=self._watch_health, daemon=True).start()
 
         def ended() -> bool:
-            for line in steps.new():
+            for line in map(json.loads, steps.new()):
                 self._last_step = int(line.pop("global_step"))
                 self._on_event(Event("step", step=self._last_step, total=self._recipe.train.steps, metrics=line))
             return trainer.exit_code is not None
@@ -274,25 +273,6 @@ class _LocalRun:
         self._on_event(Event("phase", text=text))
 
 
-class _StepLines:
-    """The lines a growing JSON-lines file gained since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as stream:
-            stream.seek(self._position)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._position += len(line)
-                yield json.loads(line)
-
-
 def _free_ports(count: int) -> list[int]:
     """Ports nobody listens on, all different: held open together, then released."""
     with contextlib.ExitStack() as stack:
@@ -311,7 +291,7 @@ def _direct() -> dict[str, str]:
 
 def _offline(recipe: Recipe) -> dict[str, str]:
     """Keep the Hub out of a run that has everything here: without a network, each look-up costs retries."""
-    model_here = recipe.model.name in (MODEL_NAME, UNTRAINED_NAME) or Path(recipe.model.name).expanduser().is_dir()
+    model_here = recipe.model.name in MODEL_NAMES or Path(recipe.model.name).expanduser().is_dir()
     data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).expanduser().is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
 

@@ -269,9 +269,7 @@ class FluidReplica:
             if sequence.stint == stint:
                 if end > self._iterations + SAME:
                     break
-                # With what it really holds: an iteration that preempted may have gone past its end.
-                held = sequence.generated + self._iterations - sequence.joined_at
-                self._leave(sequence, sequence.prompt_tokens + held)
+                self._leave(sequence, sequence.prompt_tokens + sequence.completion_tokens)
                 sequence.generated = float(sequence.completion_tokens)
                 ended.append(sequence)
             heapq.heappop(ends)

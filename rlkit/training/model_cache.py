@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,12 @@ def cached_model(cache: Path, seed: int, name: str = toy_task.MODEL_NAME) -> Pat
     """Where the model `name` for `seed` lives under `cache`; the folder's name changes with the code that builds it."""
     source = Path(toy_model.__file__).read_bytes() + Path(toy_task.__file__).read_bytes()
     return cache / f"{name}-{seed}-{hashlib.sha256(source).hexdigest()[:12]}"
+
+
+def build_command(out: Path, seed: int, name: str) -> list[str]:
+    """The command line that leaves the model `name` in `out`."""
+    command = [sys.executable, "-m", "rlkit.training.model_cache", "--out", str(out), "--seed", str(seed)]
+    return [*command, "--untrained"] if name == toy_task.UNTRAINED_NAME else command
 
 
 def ensure_built(out: Path, seed: int, tell: Callable[[str], None], *, untrained: bool = False) -> None:

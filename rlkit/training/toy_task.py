@@ -14,6 +14,7 @@ from dataclasses import dataclass
 MODEL_NAME = "toy-arithmetic"
 # The same model before it was taught anything: it rambles until it happens to draw the end of its turn.
 UNTRAINED_NAME = "toy-untrained"
+MODEL_NAMES = (MODEL_NAME, UNTRAINED_NAME)
 # What the task is about; with another reward, the accuracy on prompts never trained on would say nothing.
 REWARD = "rlkit.training.rewards:toy_sum"
 DATA_NAME = "toy-addition"
