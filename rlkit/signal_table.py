@@ -84,6 +84,11 @@ MEANINGS: Mapping[str, Meaning] = {
     "admitted": Meaning("rollouts", "rollout/inflight_admitted", "Past the admission gate."),
     "vllm_running": Meaning("requests", "rollout/vllm_running_requests", "Being decoded, all replicas together."),
     "vllm_waiting": Meaning("requests", "rollout/vllm_queued_requests", "In the servers, and not being decoded."),
+    "arrived_most": Meaning(
+        "requests",
+        "rollout/vllm_running_requests + rollout/vllm_queued_requests, highest step",
+        "A pool of connections that is too small is never exceeded.",
+    ),
     "kv_cache_usage": Meaning("1", "rollout/kv_cache_usage", "How full the fullest replica's KV cache is."),
     "preemptions_per_sample": Meaning(
         "1", "rollout/vllm_preemptions_total", "Times a rollout was thrown out of the cache, but for clears by a sync."

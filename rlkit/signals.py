@@ -77,6 +77,7 @@ class Signals:
     admitted: float | None = None  # rollouts past the admission gate
     vllm_running: float | None = None  # requests, all replicas together
     vllm_waiting: float | None = None  # requests inside the servers that are not being decoded
+    arrived_most: float | None = None  # requests inside the servers, in the step that had most
     kv_cache_usage: float | None = None  # fraction, of the fullest replica
     preemptions_per_sample: float | None = None  # without those of syncs that clear the cache
     score_s: float | None = None  # one group's reward
@@ -152,6 +153,9 @@ def measure(settled: pd.DataFrame, recipe: Recipe | None) -> Signals:
         staleness_mean=mean("sample/staleness_mean"),
         staleness_max=_finite(column(settled, "sample/staleness_max").max()),
         dropped_per_trained=dropped,
+        arrived_most=_finite(
+            (column(settled, "rollout/vllm_running_requests") + column(settled, "rollout/vllm_queued_requests")).max()
+        ),
         **rollout_signals(mean, recipe, phases["step_s"], samples, dropped),
     )
 

@@ -24,8 +24,9 @@ FULL_CACHE = 0.9
 # Rollouts of average length that are ready in half of the allowed versions are in time: only long ones are late.
 AVERAGE_IN_TIME = 0.5
 
-# Admitted requests that neither run nor wait in a server have not arrived there: a pool of connections is too small.
-# Between two readings a few are always on the way.
+# Admitted requests that neither run nor wait in a server have not arrived there: a pool of connections is too small
+# when that is so in every step. In some it is so without one: short rollouts spend much of their time on the way, and a
+# sync holds all of them up.
 ARRIVED = 0.85
 
 
@@ -117,7 +118,7 @@ def connection_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
     if admitted is None or signals.vllm_running is None or signals.vllm_waiting is None:
         return None
     arrived = signals.vllm_running + signals.vllm_waiting
-    if arrived >= ARRIVED * admitted or admitted - arrived < 2:
+    if signals.arrived_most is None or signals.arrived_most >= ARRIVED * admitted or admitted - arrived < 2:
         return None
     return Cause(
         name="connections",

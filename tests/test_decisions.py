@@ -38,6 +38,17 @@ def first(found: Verdict) -> tuple[str, str]:
     return found.bound, found.causes[0].name
 
 
+def test_requests_that_all_arrive_in_some_steps_lack_no_connections() -> None:
+    """The main job's readings: 48 of 64 on average, because its rollouts are short, and 62 at most."""
+    gauges = {"rollout/inflight_admitted": 64.0, "rollout/vllm_queued_requests": 0.0, "rollout/kv_cache_usage": 0.001}
+    rows = [WAITING | gauges | {"rollout/vllm_running_requests": float(n)} for n in (33, 48, 62) * 20]
+    frame = pd.DataFrame(rows, index=pd.RangeIndex(1, 61, name="global_step"))
+    named = {cause.name for cause in diagnose(frame, gpu_recipe()).causes}
+    assert "connections" not in named
+    frame["rollout/vllm_running_requests"] = 48.0
+    assert "connections" in {cause.name for cause in diagnose(frame, gpu_recipe()).causes}
+
+
 def test_a_sync_that_takes_most_of_the_step_bounds_it() -> None:
     found = verdict(perf__weight_sync_s=1.3, perf__rollout_wait_s=0.1)
 
