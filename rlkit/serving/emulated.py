@@ -349,6 +349,9 @@ class EmulatedReplica:
         except asyncio.CancelledError:
             self.aborted += 1
             raise
+        except ConnectionResetError:  # the client left while it was answered: nobody is there for an error
+            self.aborted += 1
+            return web.Response()
         finally:
             self.in_flight -= 1
 
