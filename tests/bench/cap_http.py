@@ -1,9 +1,10 @@
 """The published law on emulated replicas set to the published bed: tests/bench/cap_http.py [--speed N] [--json]
 
 Two replicas of 8 GiB of KV cache each behind the real proxy, 512 rollouts that want in, completions of 5,500 tokens
-after the cut at 8,192: the experiment's figures. All goes over HTTP; the replicas' clock runs `--speed` times as fast as
-the wall's, and the law reads their /metrics through the proxy as the rollout worker does. On simulated replicas the same claim is a test
-(tests/admission/test_beds.py); here the clock is real, so that a busy machine, which answers late, moves the figures.
+after the cut at 8,192: the experiment's figures. All goes over HTTP; the replicas' clock runs `--speed` times as fast
+as the wall's, and the law reads their /metrics through the proxy as the rollout worker does. On simulated replicas
+the same claim is a test (tests/admission/test_beds.py); here the clock is real, so that a busy machine, which answers
+late, moves the figures.
 """
 
 from __future__ import annotations
