@@ -376,7 +376,7 @@ def runs(
         moments = [row[column] for column in ("created", "last_update")]
         times = ["unknown" if pd.isna(moment) else f"{moment:%Y-%m-%d %H:%M}" for moment in moments]
         table.add_row(str(row["name"]), str(row["steps"]), *times)
-    terminal.out.print(table)
+    terminal.print_table(table)
 
 
 @app.command()
@@ -504,7 +504,7 @@ def _findings(recipe: Recipe, folder: Path) -> list[Finding]:
 
 def _stop_at_errors_of(recipe: Recipe) -> None:
     """Print the errors that preflight finds, and end there if there are any; warnings are not what was asked for."""
-    errors = [finding for finding in _findings(recipe, RUNS) if finding.severity == "error"]
+    errors = [finding for finding in _findings(recipe, _free_folder(recipe)) if finding.severity == "error"]
     terminal.print_findings(errors, terminal.err)
     _stop_at_errors(errors)
 

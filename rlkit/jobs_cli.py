@@ -42,7 +42,7 @@ def list_jobs(
     for row in rows:
         cost = "unknown" if row.usd is None else f"${row.usd:.2f}"
         table.add_row(row.run, row.name, row.stage, row.flavor, f"{row.minutes:.0f}", cost, row.id)
-    terminal.out.print(table)
+    terminal.print_table(table)
     terminal.say(f"${total_usd(rows):.2f} so far, {sum(row.alive for row in rows)} not over")
 
 

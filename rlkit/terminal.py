@@ -14,6 +14,8 @@ from rlkit.errors import BadInput
 from rlkit.wording import number
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rlkit.diagnosis import Verdict
     from rlkit.doctor import Line
     from rlkit.evaluation.evaluate import Score
@@ -28,10 +30,19 @@ if TYPE_CHECKING:
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
+# Of a table that no terminal shows: the widest one here, of published figures, has 150 columns. rich takes 80 then.
+PIPED_WIDTH = 160
+
 
 def say(text: str, console: Console = out, style: str | None = None) -> None:
     """One line, as it is: brackets in it are no markup."""
     console.print(text, style=style, markup=False)
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout, as wide as the terminal, and wide enough for all of it where there is none."""
+    console = out if out.is_terminal else Console(width=max(out.width, PIPED_WIDTH), highlight=False)
+    console.print(table)
 
 
 def labelled(label: str, colour: str, text: str, console: Console = out) -> None:
@@ -128,7 +139,7 @@ def print_ledger(entries: list[Entry]) -> None:
     for entry in entries:
         usd = "" if entry.usd is None else f"{entry.usd:,.2f}"
         table.add_row(entry.side, entry.use, f"{entry.seconds:,.1f}", f"{entry.share:.1%}", usd)
-    out.print(table)
+    print_table(table)
 
 
 def print_score(half: str, score: Score) -> None:
@@ -167,7 +178,7 @@ def print_comparison(comparison: Comparison) -> None:
         simulated = ", ".join(dict.fromkeys(f"{bound}-bound" for bound in verdict.simulated))
         within = "yes" if verdict.within else "NO"
         table.add_row(verdict.run, "verdict", "diagnosis", verdict.published, simulated, "", "", within)
-    out.print(table)
+    print_table(table)
     judged = [cell for cell in comparison.cells if cell.within is not None]
     say(f"{len(comparison.misses)} of {len(judged) + len(comparison.verdicts)} judged figures are out of tolerance.")
     chase, longest = comparison.chase_cpu_s, comparison.longest_run_cpu_s
@@ -185,7 +196,7 @@ def print_plan(plan: Plan) -> None:
         table.add_row(
             f"{point.wall_clock_min:.1f}", usd, f"{point.step_s:.2f}", f"{point.staleness:.2f}", point.bound, changes
         )
-    out.print(table)
+    print_table(table)
     if not plan.front:
         say("Nothing that was tried keeps to the budget and the deadline.")
     say(f"{plan.simulated} candidates simulated, {plan.pruned} more could not have been faster.", err)
@@ -202,4 +213,4 @@ def print_calibration(calibration: Calibration) -> None:
         for figure, (simulated, logged) in figures.items():
             error = f"{simulated / logged - 1:+.1%}" if logged else ""
             table.add_row(run, figure, f"{logged:.4g}", f"{simulated:.4g}", error)
-    out.print(table)
+    print_table(table)

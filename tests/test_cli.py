@@ -21,6 +21,7 @@ from rlkit import preflight
 from rlkit.cli import app
 from rlkit.engines import Event, Outcome
 from rlkit.errors import BadInput, RunFailed
+from rlkit.inputs import inspect_folder
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 from rlkit.tracking import write_run
@@ -627,12 +628,38 @@ def test_what_cannot_be_predicted_is_told_in_one_line(checkout: Path) -> None:
     assert line.startswith("error: hardware.replica: 'abacus' has no data sheet here")
 
 
+def test_runs_that_are_there_already_do_not_keep_a_recipe_from_being_predicted(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[Path | None] = []
+
+    def facts(recipe: Recipe, folder: Path | None) -> preflight.MachineFacts:
+        looked_at.append(folder)
+        return preflight.MachineFacts(folder_problem=None if folder is None else inspect_folder(folder))
+
+    monkeypatch.setattr(preflight, "gather_facts", facts)
+    (checkout / "runs" / "out" / "r1-dp3-inflight384").mkdir(parents=True)
+    (checkout / "runs" / "out" / "notes.txt").write_text("mine")
+    assert rlkit_("predict", PUBLISHED, "--set", "train.steps=12", "--seeds", "1").exit_code == 0
+    assert looked_at == [Path("runs/out/r1-dp3-inflight384-2")]
+
+
 def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit.simulation import published
 
     def cell(figure: str, within: bool | None) -> published.Cell:
+        statistic = "share of what was routed x in flight"
         return published.Cell(
-            "r1", figure, "median", 10.0, 12.0, 11.0, 0.5, 0.0, "5%" if within is not None else None, within
+            "r1-dp2-tb16k-nockpt",
+            figure,
+            statistic,
+            10.0,
+            12.0,
+            11.0,
+            0.5,
+            0.0,
+            "5%" if within is not None else None,
+            within,
         )
 
     def compared(*withins: bool | None) -> published.Comparison:
@@ -645,10 +672,14 @@ def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyP
     good = rlkit_("simulate", "--published")
     assert good.exit_code == 0
     assert "0 of 2 judged figures are out of tolerance." in good.stdout
+    # Nobody's terminal: the whole row is there, the last column too.
+    assert any(
+        re.fullmatch(r" r1-dp2-tb16k-nockpt  figure-0  share .* yes: 5% *", line) for line in good.stdout.splitlines()
+    )
     monkeypatch.setattr(published, "compare", lambda seeds: compared(True, False))
     bad = rlkit_("simulate", "--published", "--json")
     assert bad.exit_code == 1
-    assert json.loads(bad.stdout)["misses"] == ["r1 figure-1"]
+    assert json.loads(bad.stdout)["misses"] == ["r1-dp2-tb16k-nockpt figure-1"]
     assert "--published" in one_error(rlkit_("simulate"))
 
 
