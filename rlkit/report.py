@@ -65,6 +65,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+class KernelDied(RunFailed):
+    """The kernel of a notebook is gone before the notebook ended; it may have been short of memory."""
+
+
 def report_run(folder: RunFolder, out: Path | None = None) -> Path:
     """The report of one run: notebooks/02_diagnose.ipynb for its folder, written to `out` (None: `folder.report`).
 
@@ -84,23 +88,28 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     name files (`PATH_PARAMETERS`) are taken from the current folder. They keep their types. Raises BadInput for a
     notebook that cannot be read, a page that cannot be written, and a parameter that is not declared or declared with
     another type; what a cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises
-    anything else or the kernel dies.
+    anything else, KernelDied when the kernel dies.
     """
-    values = _checked(notebook, parameters)
+    values = checked_parameters(notebook, parameters)
     if out.is_dir():
         raise BadInput(f"{out}: is a folder; name the HTML file to write")
     problem = machine.unwritable(out.parent)
     if problem is not None:  # said before a notebook runs for minutes
         raise BadInput(f"{out}: cannot write the page, {problem}; name another file with --out")
-    page = render(_execute(notebook, values), title or notebook.stem)
+    page = render(execute_notebook(notebook, values), title or notebook.stem)
     out.parent.mkdir(parents=True, exist_ok=True)
+    write_page(out, page)
+    return out
+
+
+def write_page(out: Path, page: str) -> None:
+    """Write a page to a file, whole or not at all."""
     unfinished = out.with_name(f".{out.name}.part")
     try:
         unfinished.write_text(page, encoding="utf-8")
         os.replace(unfinished, out)
     finally:
         unfinished.unlink(missing_ok=True)
-    return out
 
 
 def render(executed: NotebookNode, title: str) -> str:
@@ -154,7 +163,8 @@ def declared_parameters(notebook: Path) -> dict[str, str]:
     return found
 
 
-def _checked(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+def checked_parameters(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The values as papermill passes them on with their types. Raises BadInput for a name or type that does not fit."""
     declared = declared_parameters(notebook)
     values = {}
     for name, given in parameters.items():
@@ -174,7 +184,11 @@ def _fits(value: object, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
 
 
-def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
+def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) -> NotebookNode:
+    """A notebook run in its own folder, in a kernel of its own; `client` are options of nbclient's.
+
+    `parameters` as `checked_parameters` gives X
+    """
     with TemporaryDirectory() as folder:
         # Papermill saves here as it goes: a kernel that dies cannot tell which cell it was in.
         progress = Path(folder) / notebook.name
@@ -187,6 +201,7 @@ def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
                 progress_bar=False,
                 log_output=False,
                 extra_arguments=[_QUIET_KERNEL],
+                **client,
             )
         except PapermillExecutionError as error:
             told = _OURS.get(error.ename)
@@ -194,15 +209,15 @@ def _execute(notebook: Path, parameters: dict[str, Any]) -> NotebookNode:
                 raise told(error.evalue) from None
             # The rest of a failed run's message is the tail of a log, which its first line names.
             cause = f"{error.ename}: {error.evalue.partition(chr(10))[0]}"
-            number, source = error.exec_count, error.source
+            number, source, kind = error.exec_count, error.source, RunFailed
         except DeadKernelError:
             cause = "the kernel died (out of memory?)"
             cells = [cell for cell in nbformat.read(progress, as_version=4).cells if cell.cell_type == "code"]
             started = [number for number, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
-            number, source = started[-1], cells[started[-1] - 1].source
+            number, source, kind = started[-1], cells[started[-1] - 1].source, KernelDied
     # Papermill adds a cell of its own for the parameters.
     cell = f"code cell {number - bool(parameters)} ({_first_line(source)})"
-    raise RunFailed(f"{notebook.name}: {cell}: {' '.join(cause.split())}") from None
+    raise kind(f"{notebook.name}: {cell}: {' '.join(cause.split())}") from None
 
 
 def _first_line(source: str) -> str:

@@ -1,0 +1,80 @@
+"""`rlkit sweep`: a grid of runs, each one notebook, with one table and one index at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlkit import terminal
+from rlkit.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    from rlkit.sweep import Point, Sweep
+    from rlkit.sweep_run import Ended, SweepFolder
+
+RUNS = Path("runs/out")
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(metavar="GRID.yaml", help="recipe, grid and/or points, seeds, limits.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Points at once, else by engine.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder, else runs/out/<grid's name>.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those that failed again.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before rented hardware is started.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a notebook for every point of a grid; the same command again goes on where it was stopped."""
+    from rlkit.sweep import load_sweep
+
+    if grid.is_dir():
+        raise BadInput(f"{grid}: is a folder; name the grid's file (YAML)")
+    planned = load_sweep(grid)
+    if jobs is not None:
+        planned = planned.limited(jobs)
+    rented = sum(point.recipe.engine == "hf" for point in planned.points)
+    if rented and not yes and not terminal.agreed(f"at most ${planned.limits.usd:.2f} for {rented} points"):
+        raise typer.Exit(1)
+    from rlkit.sweep_run import SweepFolder, run_sweep, write_index
+
+    folder = SweepFolder(out or RUNS / grid.stem)
+    total = len(planned.points)
+
+    def tell(point: Point, ended: Ended, count: int) -> None:
+        terminal.say(f"[{count}/{total}] {_words(point, ended)}", terminal.err)
+
+    terminal.say(f"{total} points of {planned.base.name} in {folder.path}", terminal.err)
+    try:
+        results = run_sweep(planned, folder.path, tell, retry_failed)
+    except KeyboardInterrupt:
+        terminal.say(f"what has ended is kept; go on with: rlkit sweep {grid}", terminal.err)
+        raise
+    write_index(folder)
+    _report(planned, folder, results, as_json)
+
+
+def _words(point: Point, ended: Ended) -> str:
+    again = f" (the kernel died {ended.attempts - (ended.status == 'done')} times)" if ended.attempts > 1 else ""
+    if ended.summary is None:
+        return f"{ended.status}: {point.label}: {(ended.error or '').splitlines()[0]}{again}"
+    step = "" if ended.summary.step_s is None else f", {ended.summary.step_s:.2f} s a step"
+    return f"{ended.summary.verdict}{step}: {point.label}{again}"
+
+
+def _report(planned: Sweep, folder: SweepFolder, results: dict[str, Ended], as_json: bool) -> None:
+    counts = {status: sum(end.status == status for end in results.values()) for status in ("done", "failed", "skipped")}
+    if as_json:
+        import json
+
+        rows = json.loads(folder.table.with_suffix(".json").read_text(encoding="utf-8"))
+        terminal.print_json(counts | {"folder": str(folder.path), "index": str(folder.index), "points": rows})
+    else:
+        for point in planned.points:
+            if results[point.key].status != "done":
+                terminal.labelled(f"{results[point.key].status}:", "red", _words(point, results[point.key]))
+        terminal.say(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+        terminal.say(f"Table: {folder.table}")
+        terminal.say(f"Index: {folder.index}")
+    if counts["failed"] or counts["skipped"]:
+        raise typer.Exit(RunFailed.exit_code)

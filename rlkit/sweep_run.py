@@ -1,0 +1,281 @@
+"""A sweep executed: each point a papermill run of its notebook in a kernel of its own, several at once.
+
+    <out>/sweep.json                 what was asked for
+    <out>/recipes/<name>.yaml        what each point's notebook is given
+    <out>/points/<name>/             one folder a point, the folder of its run: recipe.yaml, verdict.json, ...
+        report.html, point.json      its page, and how it ended; without the second it has not
+    <out>/results.parquet, .json     one row a point (`rlkit.sweep_table`)
+    <out>/index.html                 the table, the figures, a link to every page (notebooks/06_sweep.ipynb)
+
+Whatever kills the sweep, a point is there as a whole or to be run again: `point.json` is written last, and whole or not
+at all. Kernels end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import nbformat
+
+from rlkit import display, machine
+from rlkit.chart import VERMILLION
+from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
+from rlkit.results import read_run
+from rlkit.run_folder import RunFolder
+from rlkit.sweep import Point, Sweep, next_point, over_budget, parallel
+from rlkit.sweep_kernels import Kernels
+from rlkit.sweep_table import Summary, results_table, summarise
+
+# A kernel that died is started once more: by chance it was short of memory, twice it is the point's own doing.
+ATTEMPTS = 2
+
+Status = Literal["done", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a point ended; `summary` is None unless its run left a verdict."""
+
+    key: str
+    status: Status
+    error: str | None = None
+    attempts: int = 1
+    seconds: float = 0.0  # of this machine, kernel and page included
+    summary: Summary | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `point.json` holds it."""
+        return asdict(self)
+
+
+OnEnd = Callable[[Point, Ended, int], None]  # the point, how it ended, how many have ended by now
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Names of the files of a sweep. Nothing here touches the disk."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """What was asked for (JSON)."""
+        return self.path / "sweep.json"
+
+    @property
+    def table(self) -> Path:
+        """One row a point (parquet); its JSON twin lies beside it."""
+        return self.path / "results.parquet"
+
+    @property
+    def index(self) -> Path:
+        """The page that leads to all others."""
+        return self.path / "index.html"
+
+    def run(self, point: Point) -> RunFolder:
+        """The folder of a point's run."""
+        return RunFolder(self.path / "points" / point.name)
+
+    def recipe(self, point: Point) -> Path:
+        """What a point's notebook is given as its recipe."""
+        return self.path / "recipes" / f"{point.name}.yaml"
+
+    def record(self, point: Point) -> Path:
+        """How a point ended (JSON)."""
+        return self.run(point).path / "point.json"
+
+
+@dataclass
+class _State:
+    waiting: list[Point]
+    running: dict[Future[Ended], Point] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    on_end: OnEnd = lambda point, ended, count: None,
+    retry_failed: bool = False,
+) -> dict[str, Ended]:
+    """Run what has not ended yet, and return how every point ended, by its key; the table is written in any case.
+
+    A point that fails is kept and stops no other. Raises BadInput for a folder that something else is in or that
+    another sweep is running in. On KeyboardInterrupt the kernels are stopped and what has ended stays.
+    """
+    folder = SweepFolder(out)
+    with _claimed(folder, sweep):
+        state = _State([])
+        for point in sweep.points:
+            ended = read_ended(folder, point)
+            if ended is None or (retry_failed and ended.status == "failed"):
+                state.waiting.append(point)
+            else:
+                state.ended[point.key] = ended
+        kernels = Kernels()
+        try:
+            if state.waiting:
+                _run_all(sweep, folder, state, kernels, on_end)
+        finally:
+            kernels.close()
+            write_table(sweep, folder, state.ended)
+        return state.ended
+
+
+def read_ended(folder: SweepFolder, point: Point) -> Ended | None:
+    """How a point ended, None when it has not, or when what is there is another content's."""
+    try:
+        found = json.loads(folder.record(point).read_text(encoding="utf-8"))
+        summary = found.pop("summary")
+        ended = Ended(**found, summary=None if summary is None else Summary(**summary))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return None
+    return ended if ended.key == point.key else None
+
+
+def write_table(sweep: Sweep, folder: SweepFolder, ended: dict[str, Ended]) -> None:
+    """results.parquet and its JSON twin, a row for each point of the sweep that has ended or not."""
+    table = results_table(sweep, ended)
+    for target, write in (
+        (folder.table, table.to_parquet),
+        (folder.table.with_suffix(".json"), lambda path: table.to_json(path, orient="records", indent=2)),
+    ):
+        part = target.with_name(f".{target.name}.part")
+        write(part)
+        os.replace(part, target)
+
+
+def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels, on_end: OnEnd) -> None:
+    cores, limits = machine.cores(), sweep.limits
+    engines = {point.recipe.engine for point in state.waiting}
+    most = sum(parallel(engine, limits, cores) for engine in engines)
+    spent = sum(ended.summary.usd or 0.0 for ended in state.ended.values() if ended.summary and ended.summary.rented)
+    with ThreadPoolExecutor(most, thread_name_prefix="point") as pool:
+        try:
+            while state.waiting or state.running:
+                running = list(state.running.values())
+                while (point := next_point(state.waiting, running, limits, cores)) is not None:
+                    state.waiting.remove(point)
+                    refused = over_budget(point, spent, running, limits)
+                    if refused is not None:
+                        state.ended[point.key] = Ended(point.key, "skipped", refused)
+                        on_end(point, state.ended[point.key], len(state.ended))
+                        continue
+                    running.append(point)
+                    state.running[pool.submit(_run_point, sweep, folder, point, kernels)] = point
+                for future in wait(state.running, return_when=FIRST_COMPLETED).done:
+                    point = state.running.pop(future)
+                    ended = state.ended[point.key] = future.result()
+                    if ended.summary is not None and ended.summary.rented:
+                        spent += ended.summary.usd or 0.0
+                    on_end(point, ended, len(state.ended))
+        except BaseException:
+            kernels.stop()  # the threads end with their kernels
+            raise
+
+
+def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels) -> Ended:
+    run = folder.run(point)
+    folder.record(point).unlink(missing_ok=True)
+    if point.recipe.engine == "sim":
+        shutil.rmtree(run.path, ignore_errors=True)  # nothing to go on with: it takes seconds
+    run.path.mkdir(parents=True, exist_ok=True)
+    plan = folder.recipe(point)
+    plan.parent.mkdir(exist_ok=True)
+    plan.write_text(point.recipe.to_yaml(), encoding="utf-8")
+    given = {"recipe": plan, "folder": run.path} | point.parameters
+    values = checked_parameters(sweep.notebook, given)
+    # The run logs into its own folder, where `rlkit.results.read_run` looks first.
+    environment = {"TRACKIO_DIR": str((run.path / "trackio").resolve())}
+    began, attempts, error, summary = time.monotonic(), 0, None, None
+    while True:
+        attempts += 1
+        try:
+            executed = execute_notebook(sweep.notebook, values, kernel_manager_class=kernels.manager(environment))
+            summary = _summary_of(run, sweep)
+            page = render(executed, point.name)
+        except RlkitError as failure:
+            if isinstance(failure, KernelDied) and attempts < ATTEMPTS and not kernels.stopping:
+                continue
+            error = str(failure)
+            page = _failed_page(point, error)
+        break
+    write_page(run.report, page)
+    seconds = round(time.monotonic() - began, 2)
+    ended = Ended(point.key, "done" if error is None else "failed", error, attempts, seconds, summary)
+    if not kernels.stopping:  # a point that was stopped has not ended
+        _write_json(folder.record(point), ended.to_dict())
+    return ended
+
+
+def _summary_of(run: RunFolder, sweep: Sweep) -> Summary:
+    try:
+        logged, recipe = read_run(run)
+        return summarise(run, sweep.base, logged.frame, recipe)
+    except RlkitError as failure:
+        raise RunFailed(f"{sweep.notebook.name}: left no run in its folder: {failure}") from None
+
+
+def _failed_page(point: Point, error: str) -> str:
+    first, _, rest = error.partition("\n")
+    shown = [
+        (["headline"], display.statement(f"Failed: {first.rstrip('.')}.", {"point": point.label}, edge=VERMILLION)),
+        ([], display.folded("The end of the log", rest) if rest else None),
+        ([], display.table(display.settings(point.recipe))),
+    ]
+    cells = [
+        nbformat.v4.new_code_cell(
+            "",
+            metadata={"tags": tags},
+            outputs=[nbformat.v4.new_output("display_data", data={"text/html": html.data})],
+        )
+        for tags, html in shown
+        if html is not None
+    ]
+    return render(nbformat.v4.new_notebook(cells=cells), point.name)
+
+
+@contextmanager
+def _claimed(folder: SweepFolder, sweep: Sweep) -> Iterator[None]:
+    """The folder, for this sweep alone while it runs; what is asked for is written into it."""
+    path = folder.path
+    if (path / "recipe.yaml").exists():
+        raise BadInput(f"{path}: holds a run, not a sweep; choose another --out")
+    problem = machine.unwritable(path)
+    if problem is not None:
+        raise BadInput(f"{path}: {problem}; choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(f"{path}: a sweep is going on here; choose another --out") from None
+        points = [{"name": point.name, "values": point.values} for point in sweep.points]
+        asked = {"name": sweep.name, "notebook": str(sweep.notebook), "fields": sweep.fields, "points": points}
+        _write_json(folder.plan, asked | {"recipe": sweep.base.to_dict()})
+        yield
+
+
+def _write_json(path: Path, data: object) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+INDEX = Path(__file__).parents[1] / "notebooks" / "06_sweep.ipynb"
+
+
+def write_index(folder: SweepFolder) -> None:
+    """index.html: notebooks/06_sweep.ipynb for what is in the folder."""
+    render_notebook(INDEX, {"folder": folder.path}, folder.index, title=folder.path.resolve().name)

@@ -1,0 +1,140 @@
+"""What a sweep comes to: each point's run in one summary, and all of them in one tidy table, a row a point. Pure but
+for the two readers.
+
+Columns: `point`, `name`, `status`, `error`, `attempts`; the fields that differ, by their names in the recipe;
+`verdict`, `confidence`, `headline`, `next_action`; `steps`, `step_s`, `wall_clock_min`, `usd`; every metric that was
+logged, under TRL's own name, as its mean over the settled steps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from rlkit.engines.state import read_state
+from rlkit.errors import BadInput
+from rlkit.recipe import Recipe
+from rlkit.run_folder import RunFolder
+from rlkit.signals import settled_steps
+from rlkit.simulation.planning import usd_per_hour
+
+if TYPE_CHECKING:
+    from rlkit.sweep import Sweep
+    from rlkit.sweep_run import Ended
+
+ABOUT = ("point", "name", "status", "error", "attempts")
+OUTCOME = ("verdict", "confidence", "headline", "next_action", "steps", "step_s", "wall_clock_min", "usd")
+
+# What a table to read shows of the metrics; the others are in the file.
+SHOWN_METRICS = ("perf/rollout_wait_s", "sample/staleness_mean", "reward")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run. `step_s`, `wall_clock_min` and `metrics` are means and times of the run's own clock."""
+
+    verdict: str
+    confidence: str
+    headline: str
+    next_action: str
+    steps: int
+    step_s: float | None
+    wall_clock_min: float | None
+    usd: float | None  # None: nobody said what an hour costs
+    rented: bool  # `usd` was paid
+    metrics: dict[str, float]
+
+
+def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Recipe) -> Summary:
+    """A finished run's folder summed up; `base` is the recipe that the sweep changes.
+
+    Raises BadInput without a verdict.
+    """
+    try:
+        verdict = json.loads(folder.verdict.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise BadInput(f"{folder.verdict}: no verdict was written") from None
+    settled = settled_steps(frame, recipe).drop(columns=["timestamp", "epoch"], errors="ignore")
+    means = settled.mean().dropna()
+    metrics = {str(name): float(value) for name, value in means.items()}
+    minutes = _minutes(frame)
+    paid = read_state(folder).get("usd")
+    return Summary(
+        verdict=verdict["bound"],
+        confidence=verdict["confidence"],
+        headline=verdict["headline"],
+        next_action=verdict["next_action"],
+        steps=len(frame),
+        step_s=metrics.get("perf/step_s"),
+        wall_clock_min=minutes,
+        usd=float(paid) if paid is not None else cost(base, recipe, minutes),
+        rented=recipe.engine == "hf",
+        metrics=metrics,
+    )
+
+
+def cost(base: Recipe, recipe: Recipe, minutes: float | None) -> float | None:
+    """USD of so many minutes; a recipe with other hardware than `base` costs by the GPU. None when nobody said."""
+    same = recipe.hardware.usd_per_hour == base.hardware.usd_per_hour
+    rate = usd_per_hour(base, recipe) if same else recipe.hardware.usd_per_hour
+    return None if rate is None or minutes is None else rate * minutes / 60
+
+
+def results_table(sweep: Sweep, ended: Mapping[str, Ended]) -> pd.DataFrame:
+    """All points as one frame, in the grid's order; a point that has not ended is `waiting`."""
+    rows = []
+    for point in sweep.points:
+        end = ended.get(point.key)
+        summary = end.summary if end is not None else None
+        row: dict[str, Any] = {
+            "point": point.number,
+            "name": point.name,
+            "status": end.status if end is not None else "waiting",
+            "error": end.error if end is not None else None,
+            "attempts": end.attempts if end is not None else 0,
+        }
+        row |= {field: _value_of(point.recipe, point.values, field) for field in sweep.fields}
+        row |= {name: getattr(summary, name, None) for name in OUTCOME}
+        rows.append(row | (dict(sorted(summary.metrics.items())) if summary is not None else {}))
+    return _typed(pd.DataFrame(rows), sweep.fields)
+
+
+def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
+    """The columns of a results table that a person looks at first."""
+    metrics = [name for name in SHOWN_METRICS if name in table and table[name].notna().any()]
+    columns = ["point", "status", *fields, "verdict", "step_s", "wall_clock_min", "usd", *metrics]
+    return table[[name for name in columns if name in table and table[name].notna().any()]]
+
+
+def _minutes(frame: pd.DataFrame) -> float | None:
+    """From the first logged step to the last, and one more step in place of the first."""
+    if len(frame) < 2:
+        return None
+    seconds = (frame["timestamp"].iloc[-1] - frame["timestamp"].iloc[0]).total_seconds()
+    return float(seconds) / 60 * len(frame) / (len(frame) - 1)
+
+
+def _value_of(recipe: Recipe, values: Mapping[str, Any], field: str) -> Any:
+    """What the grid gave, else what the recipe says: a listed point need not name every field."""
+    if field in values or not re.fullmatch(r"[\w.]+", field):
+        return values.get(field)
+    found: Any = recipe.to_dict()
+    for part in field.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _typed(table: pd.DataFrame, fields: tuple[str, ...]) -> pd.DataFrame:
+    """Columns with one type each, as parquet wants them: mixed ones and lists become text."""
+    for name in fields:
+        kinds = {type(value) for value in table[name] if value is not None}
+        if (len(kinds) > 1 and not kinds <= {int, float}) or kinds & {list, dict}:
+            table[name] = [None if value is None else json.dumps(value) for value in table[name]]
+    for name in ("error", "verdict", "confidence", "headline", "next_action"):
+        table[name] = table[name].astype("string")
+    return table
