@@ -84,7 +84,7 @@ def reached_by_tab(page: Page, most: int = 400) -> list[str]:
     for _ in range(most):
         page.keyboard.press("Tab")
         name = page.evaluate(_FOCUSED)
-        if not name or (len(seen) > 1 and name == seen[0]):
+        if not name:
             break
         seen.append(name)
     return seen
@@ -99,6 +99,7 @@ def _only_files(route: Route) -> None:
 
 _FOCUSED = """() => {
   const one = document.activeElement;
-  if (!one || one === document.body) return "";
+  if (!one || one === document.body || one.dataset.reached) return "";
+  one.dataset.reached = "yes";
   return `${one.tagName.toLowerCase()} ${one.getAttribute("aria-label") || one.innerText || one.title || one.id}`;
 }"""
