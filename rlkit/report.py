@@ -252,7 +252,7 @@ def _with_figure(output: NotebookNode, name: str) -> NotebookNode:
     # In a script element only "</script" and "<!--" end the text: without any "<" there is neither.
     text = to_json_plotly({"data": spec["data"], "layout": layout}).replace("<", "\\u003c")
     figure = (
-        f'<figure class="rlkit-figure"><h3>{title}</h3><div class="plot" id="{name}" role="img" aria-label="{alt}"'
+        f'<figure class="rlkit-figure"><h3>{title}</h3><div class="plot" id="{name}" role="group" aria-label="{alt}"'
         f' style="min-height:{layout["height"]}px"></div><figcaption aria-hidden="true">{caption}</figcaption>'
         f'<script type="application/json">{text}</script></figure>'
     )

@@ -9,7 +9,7 @@ _LOADING = {"src", "srcset", "data", "poster", "background", "action", "formacti
 
 
 class Page(HTMLParser):
-    """A page's visible `lines`, first bold text, images' texts, scripts by id, and what it would load (`external`)."""
+    """A page's visible `lines`, first bold text, figures' texts, scripts by id, and what it would load (`external`)."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Page(HTMLParser):
         self._bold += tag == "strong"
         given = dict(attrs)
         self._script = (given.get("id") or "") if tag == "script" else None
-        if given.get("role") == "img":
+        if given.get("class") == "plot":
             self.images.append(given.get("aria-label") or "")
         for name, value in attrs:
             value = value or ""

@@ -3,7 +3,13 @@
   const plots = [...document.querySelectorAll(".rlkit-figure .plot")];
   const style = getComputedStyle(document.documentElement);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const config = { responsive: true, displaylogo: false, displayModeBar: matchMedia("(hover: hover)").matches && "hover" };
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    // Without the button that uploads a chart to be shared.
+    modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
+    displayModeBar: matchMedia("(hover: hover)").matches && "hover",
+  };
   const PRINT_WIDTH = 680; // px: A4 and Letter between the margins of @page
   const CLEAR = "rgba(0,0,0,0)";
   const BRIGHTER = { "#0072B2": "#4BA3E3" }; // the blue of thin lines is too dark on a dark page
