@@ -31,7 +31,7 @@ class AdapterPush:
     """
 
     def __init__(self, urls: list[str], bearer: Bearer) -> None:
-        self._urls = urls
+        self._urls = list(urls)
         self._bearer = bearer
         self._manifests = AdapterManifests()
 
@@ -45,6 +45,10 @@ class AdapterPush:
 
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
+
+    def move(self, replica: int, url: str) -> None:
+        """From now on a replica's receiver is at `url`."""
+        self._urls[replica] = url
 
     async def push(self, replica: int, name: str, path: str, serial: int, timeout_s: float) -> Answer:
         """Bring the files in the folder `path` to one receiver; the answer says where they are there.

@@ -77,10 +77,11 @@ class Forwarder:
 
     def head_for(self, head: RequestHead, replica: int, length: int) -> bytes:
         """A request's head as it goes to a replica, with a body of this many bytes."""
-        written = head.outgoing.get(replica)
+        url = self.upstreams.urls[replica]
+        written = head.outgoing.get(url)
         if written is None:
             address = self.upstreams.pools[replica].address
-            written = head.outgoing[replica] = outgoing_head(head, address, self.authorization)
+            written = head.outgoing[url] = outgoing_head(head, address, self.authorization)
         return with_length(written, length)
 
     def blame(self, replica: int, status: int | None = None) -> None:

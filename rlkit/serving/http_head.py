@@ -58,7 +58,7 @@ class Refused(Exception):
 class RequestHead:
     """A request line and its headers, without the body's length.
 
-    `headers` are those that are passed on. `outgoing` keeps what was written for a replica, by the replica's number.
+    `headers` are those that are passed on. `outgoing` keeps what was written for a replica, by its address.
     Both hold tokens, so neither is shown.
     """
 
@@ -70,7 +70,7 @@ class RequestHead:
     keep_alive: bool
     is_http_10: bool
     expects_continue: bool
-    outgoing: dict[int, bytes] = field(default_factory=dict, repr=False)
+    outgoing: dict[str, bytes] = field(default_factory=dict, repr=False)
 
 
 class _Headers:

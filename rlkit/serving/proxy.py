@@ -28,12 +28,13 @@ from rlkit.serving.adapter_answers import Answer
 from rlkit.serving.adapter_driver import AdapterDriver
 from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.broadcast import Broadcaster
-from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, json_answer
+from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, error, json_answer, text_answer
 from rlkit.serving.exchange import NOT_HERE
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.listening import base_url, cannot_listen
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 from rlkit.serving.proxy_stats import ProxyCounts, ReplicaStatus, merged_page, own_metrics, stats_json
+from rlkit.serving.moved_replica import parse_move
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.replica_health import ReplicaHealth
 from rlkit.serving.router import Router
@@ -80,6 +81,7 @@ class Proxy:
         self._config = config
         self._upstreams = upstreams
         self._health = ReplicaHealth(count)
+        self._push = push
         self._driver = AdapterDriver(self.registry, self.router, upstreams, push)
         self._forwarder = Forwarder(
             self.router,
@@ -112,7 +114,11 @@ class Proxy:
         control = Broadcaster(
             self._upstreams, self._driver, keeps_cache=config.keeps_cache, adapter_root=config.adapter_root
         )
-        own: Routes = {("GET", "/metrics"): self._metrics, ("GET", "/proxy/stats"): self._stats}
+        own: Routes = {
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/proxy/stats"): self._stats,
+            ("POST", "/proxy/replicas"): self._move,
+        }
         return control.routes() | own
 
     async def run(self) -> None:
@@ -223,6 +229,24 @@ class Proxy:
         self._driver.replica_left(replica)
         self._driver.replica_back(replica)
 
+    async def _move(self, request: ControlRequest) -> ControlAnswer:
+        """A replica that was started anew somewhere else: it serves once it answers and has the live adapters."""
+        try:
+            moved = parse_move(request.fields(), len(self._config.replicas), needs_receiver=self._push is not None)
+        except BadInput as problem:
+            return error(HTTPStatus.BAD_REQUEST, str(problem))
+        replica = moved.replica
+        if moved.url != self._upstreams.urls[replica]:
+            logger.warning("replica %d is at %s now", replica, moved.url)
+            if not self.registry.is_out(replica):
+                self._lost(replica)
+            self._upstreams.move(replica, moved.url)
+            self._pages[replica], self._readings[replica] = None, ReplicaReading()
+            self._first_readings[replica] = None
+        if self._push is not None and moved.receiver is not None:
+            self._push.move(replica, moved.receiver)
+        return text_answer(f"replica {replica} is at {moved.url}")
+
     async def _metrics(self, request: ControlRequest) -> ControlAnswer:
         await self._read_all()
         own = own_metrics(self.router, self._statuses(), self._driver.loads, self._counts())
@@ -243,7 +267,7 @@ class Proxy:
                 reading=self._readings[number],
                 first_reading=self._first_readings[number],
             )
-            for number, url in enumerate(self._config.replicas)
+            for number, url in enumerate(self._upstreams.urls)
         ]
 
     async def _keep_writing(self) -> None:

@@ -15,6 +15,19 @@ from rlkit.refusals import refusals
 from rlkit.serving.bearer import Bearer, bearer_from
 
 
+def base_url_in(url: str) -> str:
+    """A base URL without its last slash. Raises ValueError."""
+    parts = urlsplit(url)
+    is_written_plainly = url.isascii() and not any(character.isspace() for character in url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_written_plainly:
+        raise ValueError("expected base URLs such as http://127.0.0.1:8000")
+    # They are shown in logs and counters.
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("a base URL has no user, password, query or fragment; tokens come from the environment")
+    _ = parts.port  # raises ValueError when it is none
+    return url.rstrip("/")
+
+
 class ProxyConfig(BaseModel):
     """The proxy's configuration; a JSON file with these fields, or built in code. Unknown fields are refused."""
 
@@ -39,18 +52,7 @@ class ProxyConfig(BaseModel):
     @field_validator("replicas", "receivers")
     @classmethod
     def _are_urls(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            parts = urlsplit(url)
-            is_written_plainly = url.isascii() and not any(character.isspace() for character in url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or not is_written_plainly:
-                raise ValueError("expected base URLs such as http://127.0.0.1:8000")
-            # They are shown in logs and counters.
-            if parts.username or parts.password or parts.query or parts.fragment:
-                raise ValueError(
-                    "a base URL has no user, password, query or fragment; tokens come from the environment"
-                )
-            _ = parts.port  # raises ValueError when it is none
-        urls = [url.rstrip("/") for url in urls]
+        urls = [base_url_in(url) for url in urls]
         if len(set(urls)) < len(urls):
             raise ValueError("one is listed twice")
         return urls

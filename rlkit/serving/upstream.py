@@ -23,7 +23,7 @@ class Upstreams:
     """
 
     def __init__(self, urls: list[str], token: str | None = None) -> None:
-        self.urls = urls
+        self.urls = list(urls)
         self.resent = [0] * len(urls)  # requests sent again because a kept connection had been closed
         self.authorization = f"Bearer {token}" if token is not None else None
         # SSL_CERT_FILE and SSL_CERT_DIR name other authorities than the system's.
@@ -46,6 +46,12 @@ class Upstreams:
         for pool in self.pools:
             pool.close()
         await self._session.close()
+
+    def move(self, replica: int, url: str) -> None:
+        """From now on a replica is at `url`; what waits for an answer from the old address is broken off."""
+        left, self.pools[replica] = self.pools[replica], ConnectionPool(url, self._tls)
+        self.urls[replica] = url
+        left.break_off()
 
     async def ask(
         self,
