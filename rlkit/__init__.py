@@ -8,6 +8,7 @@ The way of the data, one module a step:
     rlkit.diagnosis   frame in, verdict out             rlkit.figures     frames in, plotly out
     rlkit.report      notebook in, one HTML file out    rlkit.cli         the command line
     rlkit.simulation  a recipe in, its run out, without a machine
+    rlkit.scoreboard  several runs in, one row a run out
 """
 
 __version__ = "0.1.0"

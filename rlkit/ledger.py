@@ -70,20 +70,28 @@ def ledger_frame(entries: list[Entry]) -> pd.DataFrame:
     )
 
 
+def wall_clock_s(frame: pd.DataFrame) -> float:
+    """Seconds that the logged steps took, 0 when nothing of them was timed.
+
+    The first step of a trainer has no time of its own: its phases, and the sync before it, are all there is.
+    """
+    frame = in_order(frame)
+    step = column(frame, "perf/step_s")
+    phases = sum(
+        (column(frame, f"perf/{name}_s").fillna(0.0) for name in ("fwd_bwd", "rollout_wait", "optimizer")),
+        start=pd.Series(0.0, index=frame.index),
+    )
+    untimed = phases + column(frame, "perf/weight_sync_s").fillna(0.0)
+    return float(step.fillna(untimed).sum()) * row_interval(frame)
+
+
 class _Totals:
     """Seconds of the whole run, of one device."""
 
     def __init__(self, frame: pd.DataFrame, every: float, recipe: Recipe) -> None:
         self._frame, self._every, self._recipe = frame, every, recipe
         self._syncs = self._sync_s()
-        step = column(frame, "perf/step_s")
-        phases = sum(
-            (column(frame, f"perf/{name}_s").fillna(0.0) for name in ("fwd_bwd", "rollout_wait", "optimizer")),
-            start=pd.Series(0.0, index=frame.index),
-        )
-        # The first step of a trainer has no time of its own: its phases, and the sync before it, are all there is.
-        untimed = phases + column(frame, "perf/weight_sync_s").fillna(0.0)
-        self.wall_s = float(step.fillna(untimed).sum()) * every
+        self.wall_s = wall_clock_s(frame)
 
     def trainer(self) -> dict[str, float]:
         fwd_bwd, fwd = self._sum("perf/fwd_bwd_s"), self._sum("perf/fwd_s")

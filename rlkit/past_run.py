@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,33 @@ def open_past_run(folder: str = "", project: str = "", name: str = "", source: s
         folder=place,
         verdict=diagnose(run.frame, recipe),
     )
+
+
+def open_past_runs(
+    wanted: Sequence[str], under: Path = Path("runs/out"), source: str | None = None
+) -> dict[str, PastRun]:
+    """Several runs by a name each, in the order given. Raises BadInput.
+
+    A run is given by its folder, by its name `under` the folder of runs, or as PROJECT/RUN in trackio (`source` as for
+    `open_past_run`). Its name here is the run's own, or as it was given where two would be called the same.
+    """
+    found = [_open(one, under, source) for one in wanted]
+    names = [run.name for run in found]
+    labels = [run.name if names.count(run.name) == 1 else one for one, run in zip(wanted, found, strict=True)]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise BadInput(f"{twice}: given twice; a run is compared with other runs")
+    return dict(zip(labels, found, strict=True))
+
+
+def _open(wanted: str, under: Path, source: str | None) -> PastRun:
+    folder = None if source else next((path for path in (Path(wanted), under / wanted) if path.is_dir()), None)
+    if folder is not None:
+        return open_past_run(str(folder))
+    project, _, name = wanted.partition("/")
+    if not project or not name or Path(wanted).is_absolute() or project in (".", "..", "~"):
+        raise BadInput(f"{wanted}: neither a run's folder, nor a run under {under}, nor PROJECT/RUN in trackio")
+    return open_past_run(project=project, name=name, source=source or "")
 
 
 def _read(path: Path) -> dict[str, Any]:
