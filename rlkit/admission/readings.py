@@ -15,6 +15,7 @@ from collections import defaultdict
 from prometheus_client.samples import Sample
 
 from rlkit.admission.law import ReplicaState
+from rlkit.admission.spread import tokens_each
 from rlkit.serving.vllm_metrics import ReplicaReading, parse_families, read_samples
 
 # The label under which the proxy merges its replicas' pages.
@@ -32,6 +33,7 @@ class PageReader:
 
     def __init__(self) -> None:
         self._previous: dict[str, ReplicaReading | None] = {}
+        self._told: set[str] = set()  # the replicas that the page before told of
 
     def read(self, page: str | None) -> dict[str, ReplicaState | None]:
         """The states a page tells of; None: there was no page. Raises nothing.
@@ -44,8 +46,9 @@ class PageReader:
             if reading.is_empty:
                 states[name] = None
                 continue
-            states[name] = _state(self._previous[name], reading)
+            states[name] = _state(self._previous[name], reading, name in self._told)
             self._previous[name] = reading
+        self._told = {name for name, state in states.items() if state is not None}
         return states
 
 
@@ -61,7 +64,7 @@ def _replicas(page: str) -> dict[str, ReplicaReading]:
     return {} if only.is_empty else {ONLY_REPLICA: only}
 
 
-def _state(before: ReplicaReading | None, now: ReplicaReading) -> ReplicaState:
+def _state(before: ReplicaReading | None, now: ReplicaReading, told_before: bool) -> ReplicaState:
     restarted = before is not None and any(_ran_backwards(before, now, counter) for counter in COUNTERS)
     return ReplicaState(
         usage=now.worst_kv_usage,
@@ -72,6 +75,10 @@ def _state(before: ReplicaReading | None, now: ReplicaReading) -> ReplicaState:
         capacity_tokens=now.capacity_tokens,
         restarted=restarted,
         engines=now.engines or 1,
+        # Over the same time for all replicas, or they cannot be compared.
+        tokens_each=None
+        if before is None or restarted or not told_before
+        else tokens_each(_difference(before, now, "generation_tokens_total"), before.running, now.running),
     )
 
 

@@ -1,0 +1,41 @@
+"""How unlike the replicas are: in what each has to do, and in how fast it does it. Pure.
+
+A router that sends each rollout to whoever has fewest in flight keeps the numbers alike, whatever a replica's speed: a
+slow one shows in the tokens that each of its requests gets, not in how many it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlkit.admission.law import ReplicaState
+
+
+def tokens_each(generated: int | None, running_before: int | None, running_now: int | None) -> float | None:
+    """Tokens that a running request got between two readings; None when nobody can say, or none ran."""
+    if generated is None or running_before is None or running_now is None or generated < 0:
+        return None
+    running = (running_before + running_now) / 2
+    return generated / running if running else None
+
+
+def speed_spread(states: Sequence[ReplicaState]) -> float | None:
+    """By which part the slowest replica gives its requests fewer tokens than the others do on average: 0 for alike.
+
+    None for a single replica, and where one did not say, had nothing to do, or all of them stood still.
+    """
+    speeds = sorted(state.tokens_each for state in states if state.tokens_each is not None)
+    if len(speeds) < 2 or len(speeds) < len(states) or not speeds[-1]:
+        return None
+    others = speeds[1:]
+    return 1.0 - speeds[0] * len(others) / sum(others)
+
+
+def load_spread(states: Sequence[ReplicaState]) -> float | None:
+    """Requests of the busiest replica less those of the idlest, over the mean: 0 for alike. None as above."""
+    loads = [
+        state.running + state.waiting for state in states if state.running is not None and state.waiting is not None
+    ]
+    if len(loads) < 2 or len(loads) < len(states) or not sum(loads):
+        return None
+    return (max(loads) - min(loads)) * len(loads) / sum(loads)
