@@ -35,8 +35,8 @@ class ReplicaState:
     `usage` is the fraction of the KV cache in use (0..1), `waiting` counts requests of all reasons,
     `waiting_for_capacity` those that wait for KV blocks. `preemptions` counts since the previous reading; None on the
     first one and after a restart. `capacity_tokens` is what the KV cache holds. `restarted`: the server's counters
-    began anew since the previous reading. `tokens_each` of its running requests got since the previous reading, None
-    where that was not the one before.
+    began anew since the previous reading. `tokens_each` of its running requests gets from one reading to the next,
+    over the last readings.
     """
 
     usage: float | None = None

@@ -11,11 +11,12 @@ that the server began anew, not that it counted less than nothing: its count is 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from prometheus_client.samples import Sample
 
 from rlkit.admission.law import ReplicaState
-from rlkit.admission.spread import tokens_each
+from rlkit.admission.spread import SpeedMeter
 from rlkit.serving.vllm_metrics import ReplicaReading, parse_families, read_samples
 
 # The label under which the proxy merges its replicas' pages.
@@ -33,6 +34,7 @@ class PageReader:
 
     def __init__(self) -> None:
         self._previous: dict[str, ReplicaReading | None] = {}
+        self._speeds = SpeedMeter()
         self._told: set[str] = set()  # the replicas that the page before told of
 
     def read(self, page: str | None) -> dict[str, ReplicaState | None]:
@@ -46,7 +48,14 @@ class PageReader:
             if reading.is_empty:
                 states[name] = None
                 continue
-            states[name] = _state(self._previous[name], reading, name in self._told)
+            before = self._previous[name]
+            state = _state(before, reading)
+            generated = None
+            # Over the same time for all replicas, or they cannot be compared.
+            if before is not None and name in self._told and not state.restarted:
+                generated = _difference(before, reading, "generation_tokens_total")
+            ran = None if before is None else before.running
+            states[name] = replace(state, tokens_each=self._speeds.note(name, generated, ran, reading.running))
             self._previous[name] = reading
         self._told = {name for name, state in states.items() if state is not None}
         return states
@@ -64,7 +73,7 @@ def _replicas(page: str) -> dict[str, ReplicaReading]:
     return {} if only.is_empty else {ONLY_REPLICA: only}
 
 
-def _state(before: ReplicaReading | None, now: ReplicaReading, told_before: bool) -> ReplicaState:
+def _state(before: ReplicaReading | None, now: ReplicaReading) -> ReplicaState:
     restarted = before is not None and any(_ran_backwards(before, now, counter) for counter in COUNTERS)
     return ReplicaState(
         usage=now.worst_kv_usage,
@@ -75,10 +84,6 @@ def _state(before: ReplicaReading | None, now: ReplicaReading, told_before: bool
         capacity_tokens=now.capacity_tokens,
         restarted=restarted,
         engines=now.engines or 1,
-        # Over the same time for all replicas, or they cannot be compared.
-        tokens_each=None
-        if before is None or restarted or not told_before
-        else tokens_each(_difference(before, now, "generation_tokens_total"), before.running, now.running),
     )
 
 

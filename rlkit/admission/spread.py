@@ -6,17 +6,32 @@ slow one shows in the tokens that each of its requests gets, not in how many it 
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from rlkit.admission.law import ReplicaState
 
+# A reading's running requests are those of a moment: a few of them come and go between two. Two minutes of readings
+# tell a slow replica from a lucky one, and still forget one that was slow once.
+RECENT_READINGS = 24
 
-def tokens_each(generated: int | None, running_before: int | None, running_now: int | None) -> float | None:
-    """Tokens that a running request got between two readings; None when nobody can say, or none ran."""
-    if generated is None or running_before is None or running_now is None or generated < 0:
-        return None
-    running = (running_before + running_now) / 2
-    return generated / running if running else None
+
+class SpeedMeter:
+    """Tokens that a running request of each replica gets from one reading to the next, over the last readings."""
+
+    def __init__(self) -> None:
+        self._recent: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=RECENT_READINGS))
+
+    def note(self, replica: str, generated: int | None, before: int | None, now: int | None) -> float | None:
+        """Tokens each, with this reading: `generated` since the one before it, `before` and `now` ran then.
+
+        None when nobody can say, or none ran.
+        """
+        recent = self._recent[replica]
+        if generated is not None and before is not None and now is not None and generated >= 0:
+            recent.append((generated, (before + now) / 2))
+        running = sum(ran for _, ran in recent)
+        return sum(tokens for tokens, _ in recent) / running if running else None
 
 
 def speed_spread(states: Sequence[ReplicaState]) -> float | None:

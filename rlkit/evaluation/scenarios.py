@@ -16,6 +16,7 @@ from rlkit.simulation.constants import BETWEEN_PROMPTS, WITHIN_PROMPT, Physics, 
 from rlkit.simulation.recipes import setup_of
 from rlkit.simulation.replica import slower
 from rlkit.simulation.setup import Setup
+from rlkit.simulation.simulate import simulate
 
 KINDS = (
     "tiny rows",
@@ -36,6 +37,10 @@ GENERATIONS = 8
 
 # Shorter than the published 500: lengths then hardly change over the steps that are simulated.
 STEPS = 500
+
+# A trainer this much faster than the measured one never keeps generation waiting.
+INSTANT = 0.02
+BALANCE_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _scenario(number: int, dice: random.Random) -> Scenario:
         case "scoring":
             trainer, score = _log(dice, 0.3, 0.8), _log(dice, 0.3, 3.0)
         case _:
-            # Trainer, scoring and generation all drawn around the same rate.
+            # Trainer, scoring and generation all drawn around the same rate; half of them made of the same rate below.
             trainer, inflight = _log(dice, 0.4, 1.6), samples * dice.choice((1, 2))
     data = {
         "name": f"s{number:04d}",
@@ -159,7 +164,21 @@ def _scenario(number: int, dice: random.Random) -> Scenario:
     }
     workload = Workload(mean, mean, BETWEEN_PROMPTS, WITHIN_PROMPT, 1460, 135, 23, 40.0, trainer_factor=trainer)
     physics = replace(Physics(), score_s=score, lag_s=lag)
-    return Scenario(str(data["name"]), kind, parse_recipe(data, "scenario"), physics, workload, connections, slowness)
+    drawn = Scenario(str(data["name"]), kind, parse_recipe(data, "scenario"), physics, workload, connections, slowness)
+    return balanced(drawn, dice.gauss(1.0, 0.03)) if kind == "border" and dice.random() < 0.5 else drawn
+
+
+def balanced(scenario: Scenario, slower: float = 1.0) -> Scenario:
+    """The scenario with a trainer that takes `slower` times as long for a step as generation does."""
+    run = simulate(_with_trainer(scenario, INSTANT).setup(BALANCE_STEPS, 0), 0)
+    steps = [step.metrics for step in run.steps[BALANCE_STEPS // 4 :]]
+    free = sum(step["perf/rollout_wait_s"] + step["perf/fwd_bwd_s"] for step in steps)
+    computed = sum(step["perf/fwd_bwd_s"] for step in steps)
+    return _with_trainer(scenario, INSTANT * slower * free / computed)
+
+
+def _with_trainer(scenario: Scenario, factor: float) -> Scenario:
+    return replace(scenario, workload=replace(scenario.workload, trainer_factor=factor))
 
 
 def _log(dice: random.Random, low: float, high: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit.admission.law import ReplicaState
-from rlkit.admission.spread import tokens_each
+from rlkit.admission.spread import SpeedMeter
 from rlkit.serving.prefix_index import prefix_chain
 from rlkit.serving.router import Routed, Router
 from rlkit.simulation.events import EventLoop
@@ -36,6 +36,7 @@ class Fleet:
         self._pausing = 0
         self._seen = [(0, 0, 0)] * setup.servers  # preemptions, tokens and running requests at the last reading
         self._read_before = False
+        self._speeds = SpeedMeter()
         self._chain_of: tuple[int, int] | None = None
         self._chain = b""
         self._places: dict[Rollout, tuple[Routed, Routed, int]] = {}
@@ -90,6 +91,7 @@ class Fleet:
             preempted = sum(engine.preemptions for engine in engines)
             generated = round(sum(engine.generated_tokens for engine in engines))
             waiting = sum(len(engine.waiting) for engine in engines)
+            new = generated - before[1] if self._read_before else None
             states[str(server)] = ReplicaState(
                 usage=max(engine.usage for engine in engines),
                 running=running,
@@ -98,7 +100,7 @@ class Fleet:
                 preemptions=preempted - before[0] if self._read_before else None,
                 capacity_tokens=sum(int(engine.capacity.kv_tokens) for engine in engines),
                 engines=len(engines),
-                tokens_each=tokens_each(generated - before[1], before[2], running) if self._read_before else None,
+                tokens_each=self._speeds.note(str(server), new, before[2], running),
             )
             self._seen[server] = (preempted, generated, running)
         self._read_before = True

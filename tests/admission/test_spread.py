@@ -4,7 +4,7 @@ import pytest
 
 from rlkit.admission.law import Reading, ReplicaState, decide
 from rlkit.admission.readings import PageReader
-from rlkit.admission.spread import load_spread, speed_spread, tokens_each
+from rlkit.admission.spread import RECENT_READINGS, SpeedMeter, load_spread, speed_spread
 
 
 def states(*speeds: float | None) -> list[ReplicaState]:
@@ -29,11 +29,19 @@ def test_load_counts_what_runs_and_what_waits() -> None:
     assert load_spread([idle]) is None
 
 
-def test_tokens_are_those_of_a_request_that_ran_on_average() -> None:
-    assert tokens_each(300, 2, 4) == 100.0
-    assert tokens_each(300, 0, 0) is None
-    assert tokens_each(-1, 2, 4) is None
-    assert tokens_each(300, None, 4) is None
+def test_tokens_are_those_of_a_request_that_ran_over_the_last_readings() -> None:
+    meter = SpeedMeter()
+
+    assert meter.note("0", None, None, 2) is None
+    assert meter.note("0", 300, 2, 4) == 100.0
+    assert meter.note("0", None, 4, 4) == 100.0
+    assert meter.note("0", -1, 4, 4) == 100.0
+    assert meter.note("0", 100, 1, 1) == 100.0
+    assert meter.note("0", 0, 4, 4) == 50.0
+    for _ in range(RECENT_READINGS):
+        latest = meter.note("0", 10, 1, 1)
+    assert latest == 10.0
+    assert SpeedMeter().note("0", 0, 0, 0) is None
 
 
 def page(first: tuple[int, int], second: tuple[int, int] | None) -> str:
