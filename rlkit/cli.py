@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import compare_cli, jobs_cli, sweep_cli, terminal
+from rlkit import compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -55,6 +55,7 @@ def main(
 app.add_typer(jobs_cli.app, name="jobs")
 app.command()(sweep_cli.sweep)
 app.command()(compare_cli.compare)
+app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
@@ -272,25 +273,6 @@ def watch(
             if news.stop:
                 return
         time.sleep(every)
-
-
-@app.command(name="evaluate-diagnosis")
-def evaluate_diagnosis(
-    scenarios: Annotated[int, typer.Option(min=2, help="Recipes drawn; half of them for tuning.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 3,
-    seed: Annotated[int, typer.Option(help="What the recipes are drawn with.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Say how often the diagnosis is right, against what interventions on simulated runs show."""
-    from rlkit.evaluation.evaluate import evaluate, score
-
-    judged = evaluate(scenarios, seeds, seed)
-    halves = {half: score([run for run in judged if run.half == half]) for half in ("tuning", "report")}
-    if as_json:
-        terminal.print_json({half: one.to_dict() for half, one in halves.items()})
-        return
-    for half, one in halves.items():
-        terminal.print_score(half, one)
 
 
 @app.command()

@@ -33,7 +33,7 @@ class Evidence(BaseModel):
 
 def evidence_of(signals: Signals, recipe: Recipe | None) -> list[Evidence]:
     """Everything the log says about who waits for whom, most telling first."""
-    parts = (_step, _queue, _rollouts, _trainer, _sync, _freshness)
+    parts = (_step, _queue, _rollouts, _replicas, _trainer, _sync, _freshness)
     return [item for part in parts for item in part(signals, recipe)]
 
 
@@ -85,6 +85,13 @@ def _rollouts(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
             f"{number(s.usable_tok_s)} tok/s (prompts included)."
         )
         yield _say("rollout/generated_tok_s", s.generated_tok_s, "tok/s", sentence)
+
+
+def _replicas(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
+    if s.replica_speed_spread is not None:
+        slower = f"{percent(s.replica_speed_spread)} fewer tokens than the others do"
+        sentence = f"The slowest replica gives each of its requests {slower}."
+        yield _say("rollout/replica_speed_spread", s.replica_speed_spread, "of the others' tokens", sentence)
 
 
 def _trainer(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:

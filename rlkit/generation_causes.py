@@ -8,6 +8,7 @@ from rlkit.cause import Cause
 from rlkit.decoding import fixed_share
 from rlkit.judgement import PINNED
 from rlkit.recipe import Recipe
+from rlkit.replica_causes import slow_replica_cause, unbalanced_cause
 from rlkit.signals import Signals
 from rlkit.waste_causes import connection_cause, crowded_cause, dropped_cause, is_crowded
 from rlkit.wording import percent
@@ -33,6 +34,11 @@ def generation_causes(signals: Signals, recipe: Recipe | None) -> list[Cause]:
     found: list[Cause] = []
     dropped, connections = dropped_cause(signals, recipe), connection_cause(signals, recipe)
     limited = recipe is not None and _client_limits(signals, recipe)
+    slow, uneven = slow_replica_cause(signals, recipe), unbalanced_cause(signals, recipe)
+    if slow is not None:
+        found.append(slow)
+    if uneven is not None:
+        found.append(uneven)
     if is_crowded(signals):
         found.append(crowded_cause(signals, recipe))
     elif connections is not None:

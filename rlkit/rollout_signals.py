@@ -35,6 +35,8 @@ def rollout_signals(
         # Some pages say it in percent.
         "kv_cache_usage": usage if usage is None or usage <= 1 else usage / 100,
         "preemptions_per_sample": _ratio(without_clears(preemptions, mean, recipe), finished),
+        "replica_speed_spread": mean("rollout/replica_speed_spread"),
+        "replica_load_spread": mean("rollout/replica_load_spread"),
         "score_s": score_s,
         "score_busy": None if score_s is None or groups is None else _ratio(score_s * groups, step_s),
         "score_wait_s": mean("rollout/score_wait_s"),

@@ -93,6 +93,14 @@ MEANINGS: Mapping[str, Meaning] = {
     "preemptions_per_sample": Meaning(
         "1", "rollout/vllm_preemptions_total", "Times a rollout was thrown out of the cache, but for clears by a sync."
     ),
+    "replica_speed_spread": Meaning(
+        "1",
+        "rollout/replica_speed_spread",
+        "How much fewer tokens the slowest replica gives each of its requests than the others do.",
+    ),
+    "replica_load_spread": Meaning(
+        "1", "rollout/replica_load_spread", "Requests of the busiest replica less those of the idlest, over the mean."
+    ),
     "score_s": Meaning("s", "rollout/score_s", "The reward of one group."),
     "score_busy": Meaning("of the time", "rollout/score_s x groups / perf/step_s", "Near 1 the reward is too slow."),
     "score_wait_s": Meaning("s", "rollout/score_wait_s", "A finished group waits to be scored."),

@@ -80,6 +80,8 @@ class Signals:
     arrived_most: float | None = None  # requests inside the servers, in the step that had most
     kv_cache_usage: float | None = None  # fraction, of the fullest replica
     preemptions_per_sample: float | None = None  # without those of syncs that clear the cache
+    replica_speed_spread: float | None = None  # the slowest replica's tokens per running request, below the others'
+    replica_load_spread: float | None = None  # requests of the busiest replica less the idlest's, over the mean
     score_s: float | None = None  # one group's reward
     score_busy: float | None = None  # fraction of the time in which a group is being scored
     score_wait_s: float | None = None  # a finished group, until it is scored

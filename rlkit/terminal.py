@@ -152,8 +152,9 @@ def print_score(half: str, score: Score) -> None:
     say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
     say(f"  cause right  {part(score.cause_right)} of them")
     say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
+    say("  claimed, runs, right")
     for claimed, (runs, right) in score.calibration.items():
-        say(f"  at {claimed}      {right:.1%} of {runs} right")
+        say(f"    {claimed}  {runs:5}  {right:.1%}")
     for title, table in (("side", score.confusion), ("cause, where the side is right", score.causes)):
         say(f"  {title}: what interventions show, then what was said")
         for true, said in table.items():

@@ -35,7 +35,8 @@ class ReplicaState:
     `usage` is the fraction of the KV cache in use (0..1), `waiting` counts requests of all reasons,
     `waiting_for_capacity` those that wait for KV blocks. `preemptions` counts since the previous reading; None on the
     first one and after a restart. `capacity_tokens` is what the KV cache holds. `restarted`: the server's counters
-    began anew since the previous reading.
+    began anew since the previous reading. `tokens_each` of its running requests gets from one reading to the next,
+    over the last readings.
     """
 
     usage: float | None = None
@@ -46,6 +47,7 @@ class ReplicaState:
     capacity_tokens: int | None = None
     restarted: bool = False
     engines: int = 1
+    tokens_each: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Decision:
     """The cap from now on, why (a code, and a sentence with its numbers), and what was seen.
 
     `usage` is the highest of the replicas, `running`, `waiting` and `preemptions` are their sums; None when no replica
-    said it.
+    said it. The spreads say how unlike the replicas are (rlkit.admission.spread).
     """
 
     time: float
@@ -86,6 +88,8 @@ class Decision:
     running: int | None
     waiting: int | None
     preemptions: int | None
+    speed_spread: float | None = None
+    load_spread: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The decision as plain JSON types, one line of the trace."""
@@ -107,7 +111,11 @@ class Law(Protocol):
 
 def decide(reading: Reading, cap: int, reason: Reason, text: str) -> Decision:
     """The decision that follows a reading."""
-    states = reading.readable.values()
+    # Imported here: it is written in this module's terms.
+    from rlkit.admission.spread import load_spread, speed_spread
+
+    states = list(reading.readable.values())
+    everybody = states if len(states) == len(reading.replicas) else []
     usages = [state.usage for state in states if state.usage is not None]
     return Decision(
         time=reading.time,
@@ -120,6 +128,8 @@ def decide(reading: Reading, cap: int, reason: Reason, text: str) -> Decision:
         running=known_sum(state.running for state in states),
         waiting=known_sum(state.waiting for state in states),
         preemptions=known_sum(state.preemptions for state in states),
+        speed_spread=speed_spread(everybody),
+        load_spread=load_spread(everybody),
     )
 
 

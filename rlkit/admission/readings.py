@@ -11,10 +11,12 @@ that the server began anew, not that it counted less than nothing: its count is 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from prometheus_client.samples import Sample
 
 from rlkit.admission.law import ReplicaState
+from rlkit.admission.spread import SpeedMeter
 from rlkit.serving.vllm_metrics import ReplicaReading, parse_families, read_samples
 
 # The label under which the proxy merges its replicas' pages.
@@ -32,6 +34,8 @@ class PageReader:
 
     def __init__(self) -> None:
         self._previous: dict[str, ReplicaReading | None] = {}
+        self._speeds = SpeedMeter()
+        self._told: set[str] = set()  # the replicas that the page before told of
 
     def read(self, page: str | None) -> dict[str, ReplicaState | None]:
         """The states a page tells of; None: there was no page. Raises nothing.
@@ -44,8 +48,16 @@ class PageReader:
             if reading.is_empty:
                 states[name] = None
                 continue
-            states[name] = _state(self._previous[name], reading)
+            before = self._previous[name]
+            state = _state(before, reading)
+            generated = None
+            # Over the same time for all replicas, or they cannot be compared.
+            if before is not None and name in self._told and not state.restarted:
+                generated = _difference(before, reading, "generation_tokens_total")
+            ran = None if before is None else before.running
+            states[name] = replace(state, tokens_each=self._speeds.note(name, generated, ran, reading.running))
             self._previous[name] = reading
+        self._told = {name for name, state in states.items() if state is not None}
         return states
 
 

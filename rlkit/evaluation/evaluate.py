@@ -1,14 +1,15 @@
 """Verdicts beside what interventions show: accuracy, calibration, confusion matrix.
 
-Scenarios are dealt to two halves in turn: thresholds may be looked at on the first, figures are reported of the second.
-A label is the mean of a scenario's gains over its seeds, so that it is one about the recipe.
+Scenarios are dealt to two halves, a round of all kinds to each in turn: thresholds may be looked at on the first,
+figures are reported of the second. A label is the mean of a scenario's gains over its seeds, so that it is one about
+the recipe.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -17,7 +18,8 @@ from typing import Any
 from rlkit import machine
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.evaluation.interventions import LEAST_GAIN, Labelled, label
-from rlkit.evaluation.scenarios import Scenario, scenarios
+from rlkit.evaluation.scenarios import KINDS, Scenario
+from rlkit.evaluation.store import LabelStore
 
 SEEDS = 3
 
@@ -31,10 +33,12 @@ ANSWERS: dict[str, frozenset[str]] = {
     "connections": frozenset({"connections"}),
     "cache": frozenset({"over-admission"}),
     "over-admission": frozenset({"over-admission", "stale", "queue"}),
+    "slow-replica": frozenset({"slow-replica"}),
     "sync": frozenset({"sync"}),
     "scoring": frozenset({"scoring"}),
 }
 NO_SIDE = ("balanced", "undetermined")
+HALVES = ("tuning", "report")
 
 
 @dataclass(frozen=True)
@@ -82,21 +86,54 @@ class Score:
         return asdict(self)
 
 
-def evaluate(count: int, seeds: int = SEEDS, seed: int = 0, processes: int | None = None) -> list[Judged]:
-    """Simulate `count` scenarios with each of `seeds` seeds and every intervention, and diagnose each run."""
-    drawn = scenarios(count, seed)
-    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
-        labelled = list(pool.map(_all_seeds, [(one, seeds) for one in drawn]))
-    return [item for number, runs in enumerate(labelled) for item in judge_runs(runs, number)]
+def evaluate(
+    drawn: Sequence[Scenario],
+    store: LabelStore,
+    seeds: int = SEEDS,
+    processes: int | None = None,
+    on_run: Callable[[int, int], None] | None = None,
+) -> list[Judged]:
+    """Simulate the scenarios with each of `seeds` seeds and every intervention, and diagnose each run.
+
+    What `store` has is not simulated again, and what is simulated is in it at once: an evaluation that was interrupted
+    goes on. `on_run` gets how many of how many runs are there.
+    """
+    jobs = [(scenario, seed, store) for scenario in drawn for seed in range(seeds)]
+    missing = [job for job in jobs if store.get(job[0], job[1]) is None]
+    if missing:
+        with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
+            try:
+                for number, _ in enumerate(pool.map(_simulate, missing), len(jobs) - len(missing) + 1):
+                    if on_run is not None:
+                        on_run(number, len(jobs))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return judge_stored(drawn, store, seeds)
 
 
-def _all_seeds(job: tuple[Scenario, int]) -> list[Labelled]:
-    scenario, seeds = job
-    return [label(scenario, seed) for seed in range(seeds)]
+def judge_stored(drawn: Sequence[Scenario], store: LabelStore, seeds: int = SEEDS) -> list[Judged]:
+    """Diagnose the runs of those scenarios that are in the store with all their seeds."""
+    judged: list[Judged] = []
+    for number, scenario in enumerate(drawn):
+        runs = [run for seed in range(seeds) if (run := store.get(scenario, seed)) is not None]
+        if len(runs) == seeds:
+            judged += judge_runs(runs, half_of(number))
+    return judged
 
 
-def judge_runs(runs: Sequence[Labelled], number: int) -> list[Judged]:
-    """The runs of one scenario, which is the `number`-th."""
+def half_of(number: int) -> str:
+    """Which half the `number`-th scenario is of; both have every kind."""
+    return HALVES[number // len(KINDS) % 2]
+
+
+def _simulate(job: tuple[Scenario, int, LabelStore]) -> None:
+    scenario, seed, store = job
+    store.put(label(scenario, seed))
+
+
+def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
+    """The runs of one scenario: one label, a verdict each."""
     sides = _means([run.sides for run in runs])
     side = max(sides, key=lambda name: sides[name])
     cause = side
@@ -115,7 +152,7 @@ def judge_runs(runs: Sequence[Labelled], number: int) -> list[Judged]:
                 scenario=run.scenario.name,
                 kind=run.scenario.kind,
                 seed=run.seed,
-                half="report" if number % 2 else "tuning",
+                half=half,
                 gain=sides[side],
                 side=bound,
                 cause=cause,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from rlkit.evaluation.scenarios import Scenario
@@ -97,6 +96,12 @@ def faster_scoring(setup: Setup) -> Setup:
     return replace(setup, score_s=setup.score_s / FASTER)
 
 
+def like_the_others(setup: Setup) -> Setup:
+    """Every replica as fast as the fastest."""
+    fastest = min((engine.rates for engine in setup.engines), key=lambda rates: rates.base_s)
+    return replace(setup, engines=tuple(replace(engine, rates=fastest) for engine in setup.engines))
+
+
 SIDES: Mapping[str, Change] = {
     "trainer": faster_trainer,
     "generation": faster_generation,
@@ -110,6 +115,9 @@ CAUSES: Mapping[str, Mapping[str, Change]] = {
         "in-flight": more_in_flight,
         "cache": more_cache,
         "over-admission": fewer_in_flight,
+        # Not a tenth, but the whole of what is wrong: replacing one replica is one thing to do, and it is worth naming
+        # once it gains more than a tenth more of everything else.
+        "slow-replica": like_the_others,
     },
 }
 
@@ -136,7 +144,10 @@ def label(scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> Labelled:
 
     sides = {name: gain(change) for name, change in SIDES.items()}
     side = max(sides, key=lambda name: sides[name])
-    causes = {name: gain(change) for name, change in CAUSES.get(side, {}).items()}
+    base_setup = scenario.setup(steps, seed)
+    causes = {
+        name: 0.0 if change(base_setup) == base_setup else gain(change) for name, change in CAUSES.get(side, {}).items()
+    }
     return Labelled(scenario, seed, logged(scenario, base), sides, causes)
 
 
@@ -152,30 +163,18 @@ def throughput(run: Simulation, packed: bool) -> float:
 
 
 def logged(scenario: Scenario, run: Simulation) -> pd.DataFrame:
-    """The log as rlkit's worker writes it: with the servers' own figures whatever the cap's policy.
+    """The log as rlkit's worker writes it.
 
-    A worker that lacks connections counts all its tasks as in flight, and as admitted.
+    One that lacks connections counts all its tasks as in flight, and as admitted, and a rollout's time from there.
     """
-    frame = frame_of(run)
-    limit = scenario.recipe.inflight_limit
-    ends = np.array([step.ended_at for step in run.steps])
-    seen = pd.DataFrame(
-        {
-            "step": np.searchsorted(ends, [decision.time for decision in run.decisions]),
-            "rollout/inflight_admitted": [decision.in_flight for decision in run.decisions],
-            "rollout/kv_cache_usage": [decision.usage for decision in run.decisions],
-            "rollout/vllm_running_requests": [decision.running for decision in run.decisions],
-            "rollout/vllm_queued_requests": [decision.waiting for decision in run.decisions],
-            "rollout/vllm_preemptions_total": [decision.preemptions for decision in run.decisions],
-        }
-    ).astype("float64")
-    per_step = seen.groupby("step").agg({name: "sum" if "total" in name else "mean" for name in seen.columns[1:]})
-    per_step = per_step.reindex(range(len(run.steps))).set_axis(frame.index)
-    frame[per_step.columns] = per_step
-    if scenario.connections is not None and scenario.connections < limit:
-        hidden = limit - scenario.connections
-        frame["rollout/inflight"] = frame["rollout/inflight"] + hidden
-        frame["rollout/inflight_admitted"] = frame["rollout/inflight_admitted"] + hidden
+    frame, limit, connections = frame_of(run), scenario.recipe.inflight_limit, scenario.connections
+    if connections is not None and connections < limit:
+        for name in ("rollout/inflight", "rollout/inflight_admitted", "rollout/inflight_cap"):
+            frame[name] += limit - connections
+        # By Little's law: as many more in flight as finish in the additional time.
+        waited = frame["rollout/duration_s"] * (limit / connections - 1)
+        for name in ("duration_s", "duration_p95_s", "duration_with_gate_s", "duration_with_gate_p95_s"):
+            frame[f"rollout/{name}"] += waited
     return frame
 
 

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from rlkit.evaluation.paired import paired
 from rlkit.recipe import Recipe, parse_recipe
 from rlkit.simulation.constants import BETWEEN_PROMPTS, WITHIN_PROMPT, Physics, Workload
-from rlkit.simulation.lengths import Lengths
 from rlkit.simulation.recipes import setup_of
+from rlkit.simulation.replica import slower
 from rlkit.simulation.setup import Setup
+from rlkit.simulation.simulate import simulate
 
-KINDS = ("tiny rows", "packed rows", "replicas", "client limit", "connections", "cache", "sync", "scoring", "border")
+KINDS = (
+    "tiny rows",
+    "packed rows",
+    "replicas",
+    "client limit",
+    "connections",
+    "cache",
+    "slow replica",
+    "sync",
+    "scoring",
+    "border",
+)
 
 # Small enough that a run takes a fraction of a second, large enough that a step is more than a few groups.
 GROUPS_PER_STEP = (2, 3, 4)
@@ -25,10 +38,18 @@ GENERATIONS = 8
 # Shorter than the published 500: lengths then hardly change over the steps that are simulated.
 STEPS = 500
 
+# A trainer this much faster than the measured one never keeps generation waiting.
+INSTANT = 0.02
+BALANCE_STEPS = 40
+
 
 @dataclass(frozen=True)
 class Scenario:
-    """A recipe, the machine it runs on, and how many connections its client really opens (None: all it wants)."""
+    """A recipe, the machine it runs on, and what is wrong with it that the recipe does not say.
+
+    `connections` is how many its client really opens (None: all it wants), `slowness` how many times longer the first
+    replica takes for everything.
+    """
 
     name: str
     kind: str
@@ -36,6 +57,7 @@ class Scenario:
     physics: Physics
     workload: Workload
     connections: int | None = None
+    slowness: float = 1.0
 
     @property
     def lacks_connections(self) -> bool:
@@ -46,39 +68,10 @@ class Scenario:
         """In the simulator's terms; `seed` draws the lengths."""
         setup = setup_of(self.recipe, self.physics, self.workload)
         limit = setup.max_inflight if self.connections is None else min(self.connections, setup.max_inflight)
-        return replace(setup, lengths=paired(setup.lengths, seed), max_inflight=limit, stop_after=steps)
-
-
-@dataclass
-class PairedLengths(Lengths):
-    """Draws of its own: the n-th rollout is as long whatever else changes in the run, so that two runs compare."""
-
-    draws: int = 0
-    _draws: random.Random = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._draws = random.Random(self.draws)
-
-    def completion(self, prompt: object, progress: float, dice: random.Random) -> int:
-        """Tokens of one completion."""
-        return super().completion(prompt, progress, self._draws)  # type: ignore[arg-type]
-
-
-def paired(lengths: Lengths, draws: int) -> PairedLengths:
-    """The same lengths, drawn apart from everything else."""
-    return PairedLengths(
-        mean_start=lengths.mean_start,
-        mean_end=lengths.mean_end,
-        longest=lengths.longest,
-        between_prompts=lengths.between_prompts,
-        within_prompt=lengths.within_prompt,
-        prompts=lengths.prompts,
-        prompt_tokens=lengths.prompt_tokens,
-        template_tokens=lengths.template_tokens,
-        prompt_deviation=lengths.prompt_deviation,
-        draws=draws,
-    )
+        first, *others = setup.engines
+        engines = (replace(first, rates=slower(first.rates, self.slowness)), *others)
+        lengths = paired(setup.lengths, seed)
+        return replace(setup, engines=engines, lengths=lengths, max_inflight=limit, stop_after=steps)
 
 
 def scenarios(count: int, seed: int = 0) -> list[Scenario]:
@@ -105,6 +98,7 @@ def _scenario(number: int, dice: random.Random) -> Scenario:
     retry = dice.choice((0.5, 2.0))
     cache_gib: float | None = None
     connections: int | None = None
+    slowness = 1.0
     cap = dice.choice(("none", "published"))
     checkpointing = dice.random() < 0.5
     match kind:
@@ -126,13 +120,17 @@ def _scenario(number: int, dice: random.Random) -> Scenario:
             # Room for a part of what is in flight.
             cache_gib = round(28672 * inflight / replicas * (135 + mean) * _log(dice, 0.15, 0.9) / 2**30 + 0.12, 3)
             trainer = _log(dice, 0.2, 0.8)
+        case "slow replica":
+            replicas, trainer, slowness = dice.choice((2, 2, 3, 4)), 0.4 * spread, _log(dice, 1.05, 4.0)
+            inflight, staleness = samples * dice.choice((2, 4, 6)), dice.choice((4, 8))
+            queue = 2 * samples * staleness
         case "sync":
             trainer, interval, kind_of_sync = _log(dice, 0.2, 0.6), dice.choice((1, 1, 2)), "bucket"
             lag = _log(dice, 2.0, 12.0)
         case "scoring":
             trainer, score = _log(dice, 0.3, 0.8), _log(dice, 0.3, 3.0)
         case _:
-            # Trainer, scoring and generation all drawn around the same rate.
+            # Trainer, scoring and generation all drawn around the same rate; half of them made of the same rate below.
             trainer, inflight = _log(dice, 0.4, 1.6), samples * dice.choice((1, 2))
     data = {
         "name": f"s{number:04d}",
@@ -166,7 +164,21 @@ def _scenario(number: int, dice: random.Random) -> Scenario:
     }
     workload = Workload(mean, mean, BETWEEN_PROMPTS, WITHIN_PROMPT, 1460, 135, 23, 40.0, trainer_factor=trainer)
     physics = replace(Physics(), score_s=score, lag_s=lag)
-    return Scenario(str(data["name"]), kind, parse_recipe(data, "scenario"), physics, workload, connections)
+    drawn = Scenario(str(data["name"]), kind, parse_recipe(data, "scenario"), physics, workload, connections, slowness)
+    return balanced(drawn, dice.gauss(1.0, 0.03)) if kind == "border" and dice.random() < 0.5 else drawn
+
+
+def balanced(scenario: Scenario, slower: float = 1.0) -> Scenario:
+    """The scenario with a trainer that takes `slower` times as long for a step as generation does."""
+    run = simulate(_with_trainer(scenario, INSTANT).setup(BALANCE_STEPS, 0), 0)
+    steps = [step.metrics for step in run.steps[BALANCE_STEPS // 4 :]]
+    free = sum(step["perf/rollout_wait_s"] + step["perf/fwd_bwd_s"] for step in steps)
+    computed = sum(step["perf/fwd_bwd_s"] for step in steps)
+    return _with_trainer(scenario, INSTANT * slower * free / computed)
+
+
+def _with_trainer(scenario: Scenario, factor: float) -> Scenario:
+    return replace(scenario, workload=replace(scenario.workload, trainer_factor=factor))
 
 
 def _log(dice: random.Random, low: float, high: float) -> float:

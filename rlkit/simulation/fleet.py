@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit.admission.law import ReplicaState
+from rlkit.admission.spread import SpeedMeter
 from rlkit.serving.prefix_index import prefix_chain
 from rlkit.serving.router import Routed, Router
 from rlkit.simulation.events import EventLoop
@@ -33,8 +34,9 @@ class Fleet:
         self._inner = [_router(len(members), 0, setup) for members in self._members]
         self._turns = [0] * len(self.engines)
         self._pausing = 0
-        self._seen = [0] * setup.servers  # preemptions at the last reading
+        self._seen = [(0, 0, 0)] * setup.servers  # preemptions, tokens and running requests at the last reading
         self._read_before = False
+        self._speeds = SpeedMeter()
         self._chain_of: tuple[int, int] | None = None
         self._chain = b""
         self._places: dict[Rollout, tuple[Routed, Routed, int]] = {}
@@ -84,18 +86,23 @@ class Fleet:
             engines = [self.engines[number] for number in members]
             for engine in engines:
                 engine.advance(self._loop.now)
+            before = self._seen[server]
+            running = sum(engine.running for engine in engines)
             preempted = sum(engine.preemptions for engine in engines)
+            generated = round(sum(engine.generated_tokens for engine in engines))
             waiting = sum(len(engine.waiting) for engine in engines)
+            new = generated - before[1] if self._read_before else None
             states[str(server)] = ReplicaState(
                 usage=max(engine.usage for engine in engines),
-                running=sum(engine.running for engine in engines),
+                running=running,
                 waiting=waiting,
                 waiting_for_capacity=waiting,
-                preemptions=preempted - self._seen[server] if self._read_before else None,
+                preemptions=preempted - before[0] if self._read_before else None,
                 capacity_tokens=sum(int(engine.capacity.kv_tokens) for engine in engines),
                 engines=len(engines),
+                tokens_each=self._speeds.note(str(server), new, before[2], running),
             )
-            self._seen[server] = preempted
+            self._seen[server] = (preempted, generated, running)
         self._read_before = True
         return states
 

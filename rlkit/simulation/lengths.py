@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rlkit.simulation.constants import Workload
 
@@ -52,19 +53,11 @@ class Lengths:
     template_tokens: int = 23
     prompt_deviation: float = 40.0
     seed: int = PROMPT_SEED
-    _prompts: list[Prompt] = field(init=False, repr=False)
+    _prompts: tuple[Prompt, ...] = field(init=False, repr=False)
     _centres: dict[int, float] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        dice = random.Random(self.seed)
-        low, high = min(SHORTEST_PROMPT, self.prompt_tokens), 2 * self.prompt_tokens
-        self._prompts = [
-            Prompt(
-                min(high, max(low, round(dice.gauss(self.prompt_tokens, self.prompt_deviation)))),
-                round(dice.gauss(0, 1), 6),
-            )
-            for _ in range(self.prompts)
-        ]
+        self._prompts = _prompts(self.seed, self.prompts, self.prompt_tokens, self.prompt_deviation)
 
     def prompt(self, group: int) -> Prompt:
         """The prompt of the group with this number; the data set is read again and again."""
@@ -99,6 +92,17 @@ class Lengths:
         cut = (math.log(self.longest) - centre) / deviation
         below = math.exp(centre + deviation * deviation / 2) * _normal(cut - deviation)
         return below + self.longest * (1 - _normal(cut))
+
+
+# A set-up is made anew for every verdict and every run, of the same few data sets.
+@lru_cache(maxsize=16)
+def _prompts(seed: int, count: int, tokens: int, deviation: float) -> tuple[Prompt, ...]:
+    dice = random.Random(seed)
+    low, high = min(SHORTEST_PROMPT, tokens), 2 * tokens
+    return tuple(
+        Prompt(min(high, max(low, round(dice.gauss(tokens, deviation)))), round(dice.gauss(0, 1), 6))
+        for _ in range(count)
+    )
 
 
 def lengths_of(workload: Workload, longest: int) -> Lengths:

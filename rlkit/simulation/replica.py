@@ -40,6 +40,13 @@ class Rates:
     prefill_token_s: float
 
 
+def slower(rates: Rates, factor: float) -> Rates:
+    """The same replica, with everything taking `factor` times as long."""
+    return Rates(
+        rates.base_s * factor, rates.sequence_s * factor, rates.token_s * factor, rates.prefill_token_s * factor
+    )
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What an engine can hold: tokens of KV cache, sequences that run at once, tokens in a block."""
@@ -92,6 +99,7 @@ class FluidReplica:
         self.queried_tokens = 0.0
         self.cached_tokens = 0.0
         self.running_seconds = 0.0
+        self.generated_tokens = 0.0
         self.prefill_tokens = 0.0
         self._rates = rates
         self._block = capacity.block_size
@@ -189,6 +197,7 @@ class FluidReplica:
         self._iterations += done
         tokens = done * self.running
         self._tokens += tokens
+        self.generated_tokens += tokens
         self._used += tokens / self._block
         self._allocated += tokens / self._block
 

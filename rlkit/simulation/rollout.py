@@ -43,3 +43,4 @@ class Rollout:
     version: int = 0
     completion_tokens: int = 0
     admitted_at: float = 0.0
+    made_at: float = 0.0

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rlkit.admission.gate import Gate
+from rlkit.admission.gauges import RECENT_ROLLOUTS, gauges, percentiles
 from rlkit.admission.law import Decision, Reading
 from rlkit.simulation.events import EventLoop
 from rlkit.simulation.fleet import Fleet
@@ -62,6 +63,7 @@ class Worker:
         self._put_blocked_since: float | None = None
         self._taker: Callable[[], None] | None = None
         self._read_completed = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_ROLLOUTS)  # (from admission, with the gate), s
 
     @property
     def fleet(self) -> Fleet:
@@ -124,7 +126,7 @@ class Worker:
             self._group = Group(number, number % lengths.prompts, lengths.prompt(number))
             self._group_left = self._setup.num_generations
         self._group_left -= 1
-        return Rollout(self._group)
+        return Rollout(self._group, made_at=self._loop.now)
 
     def _admit(self, rollouts: list[Rollout]) -> None:
         for rollout in rollouts:
@@ -143,7 +145,7 @@ class Worker:
         for rollout in rollouts:
             tokens = rollout.completion_tokens
             self.generated_tokens += tokens
-            self._window.add("rollout/duration_s", self._loop.now - rollout.admitted_at)
+            self._note(rollout)
             self._window.add("rollout/turns_mean", 1.0)
             self._window.add("completions/max_length", tokens)
             self._window.add("completions/min_length", tokens)
@@ -155,6 +157,14 @@ class Worker:
         if self._blocked is None:
             self._generate()
 
+    def _note(self, rollout: Rollout) -> None:
+        dispatched, whole = self._loop.now - rollout.admitted_at, self._loop.now - rollout.made_at
+        self._recent.append((dispatched, whole))
+        self._window.add("rollout/duration_s", dispatched)
+        self._window.add("rollout/gate_wait_s", whole - dispatched)
+        self._window.add("rollout/duration_with_gate_s", whole)
+        self._window.add("rollout/completed_total", 1.0)
+
     # The law of the cap.
 
     def _observe(self) -> None:
@@ -163,22 +173,10 @@ class Worker:
         reading = Reading(self._loop.now, states, self._gate.in_flight, self._gate.held, completed)
         decision = self.law.observe(reading)
         self.decisions.append(decision)
-        if self._setup.cap != "none" or self._setup.law is not None:
-            self._log(decision)
+        for name, value in (gauges(decision) | percentiles(self._recent)).items():
+            self._window.add(name, value)
         self._admit(self._gate.set_cap(decision.cap))
         self._loop.after(self.law.poll_s, self._observe)
-
-    def _log(self, decision: Decision) -> None:
-        for name, value in (
-            ("rollout/inflight_cap", decision.cap),
-            ("rollout/inflight_admitted", decision.in_flight),
-            ("rollout/kv_cache_usage", decision.usage),
-            ("rollout/vllm_running_requests", decision.running),
-            ("rollout/vllm_queued_requests", decision.waiting),
-            ("rollout/vllm_preemptions_total", decision.preemptions),
-        ):
-            if value is not None:
-                self._window.add(name, float(value))
 
     # The score loop.
 

@@ -19,21 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlkit.admission.gate import Gate
+from rlkit.admission.gauges import gauges
 from rlkit.admission.law import Decision, Law, Policy, Reading
 from rlkit.admission.readings import PageReader
 
 log = logging.getLogger(__name__)
-
-# What a decision is called in TRL's metrics; preemptions under a name with `total`, which TRL adds up over a step.
-GAUGES = {
-    "rollout/inflight_cap": "cap",
-    "rollout/inflight_admitted": "in_flight",
-    "rollout/gate_held": "held",
-    "rollout/kv_cache_usage": "usage",
-    "rollout/vllm_running_requests": "running",
-    "rollout/vllm_queued_requests": "waiting",
-    "rollout/vllm_preemptions_total": "preemptions",
-}
 
 
 @dataclass(frozen=True)
@@ -145,12 +135,6 @@ async def control(
         log.warning("the admission cap failed; from now on nothing is held back", exc_info=True)
     finally:
         gate.open()
-
-
-def gauges(decision: Decision) -> dict[str, float]:
-    """A decision as TRL's metrics; what is unknown is left out."""
-    values = {name: getattr(decision, field) for name, field in GAUGES.items()}
-    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def write_line(trace: Path, decision: Decision) -> None:

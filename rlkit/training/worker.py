@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
+from rlkit.admission.gauges import RECENT_ROLLOUTS, percentiles
 from rlkit.admission.law import make_law
 from rlkit.admission.poll import MetricsPoll
 from rlkit.training.admission_gate import Admission, AsyncGate, control
@@ -27,8 +27,6 @@ from rlkit.training.admission_gate import Admission, AsyncGate, control
 # After a stop TRL's loop waits for what is in flight, its parent joins for 15 s and then kills. Nobody reads those
 # rollouts any more; this leaves time to end the requests and the process in order.
 STOP_GRACE_S = 5.0
-# A percentile that says something of now, and of more than one group.
-RECENT_ROLLOUTS = 256
 
 
 class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no types
@@ -102,14 +100,6 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
 
     def _publish(self, gauges: Mapping[str, float]) -> None:
         self._push_metrics({**gauges, **percentiles(self._recent)})
-
-
-def percentiles(recent: Sequence[tuple[float, float]] | deque[tuple[float, float]]) -> dict[str, float]:
-    """The 95th percentiles of (seconds from admission, seconds with the gate) as TRL's metrics; none of no rollouts."""
-    if not recent:
-        return {}
-    dispatched, whole = np.percentile(np.array(recent), 95, axis=0)
-    return {"rollout/duration_p95_s": float(dispatched), "rollout/duration_with_gate_p95_s": float(whole)}
 
 
 def teach(trainer: Any, admission: Admission) -> None:

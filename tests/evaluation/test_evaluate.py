@@ -56,12 +56,12 @@ def test_a_label_is_the_mean_over_the_seeds() -> None:
     causes = [{"rows": 0.04, "tokens": 0.01}, {"replicas": 0.03}]
     runs = [Labelled(scenario, seed, frame, gains[seed], causes[seed]) for seed in range(2)]
 
-    judged = judge_runs(runs, 1)
+    judged = judge_runs(runs, "report")
 
     assert [(run.side, run.cause, run.half, run.bound) for run in judged] == [
         ("trainer", "rows", "report", "undetermined")
     ] * 2
-    assert judge_runs([Labelled(scenario, 0, frame, {"trainer": 0.01}, {"rows": 0.01})], 0)[0].side == "none"
+    assert judge_runs([Labelled(scenario, 0, frame, {"trainer": 0.01}, {"rows": 0.01})], "tuning")[0].side == "none"
 
 
 def run(side: str, cause: str, bound: str, named: str, probability: float = 0.9) -> Judged:

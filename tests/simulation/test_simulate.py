@@ -6,15 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from small_setup import RATES, ROOMY, TIGHT, engines, small_setup
 
+from rlkit.admission.gauges import GAUGES, percentiles
 from rlkit.admission.law import Decision, FixedCap, Reading, decide
-from rlkit.simulation.replica import Capacity
+from rlkit.simulation.replica import Capacity, slower
 from rlkit.simulation.setup import Engine, Pauses
 from rlkit.simulation.simulate import Simulation, simulate
 
+ROOMY_ENGINE = engines(ROOMY)[0]
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -73,7 +76,10 @@ def test_metric_names_are_those_of_real_runs() -> None:
     simulated = {name for step in run.steps for name in step.metrics}
     # Logged on an event that these runs did not have, or with a token budget and no prefix shared between samples.
     sparse = {"rollout/score_block_s", "sample/dropped_stale_total", "batch/row_fill_frac"}
-    assert simulated - real <= sparse
+    added = {*GAUGES, *percentiles([(1.0, 2.0)]), "rollout/gate_wait_s", "rollout/duration_with_gate_s",
+             "rollout/completed_total"}  # fmt: skip
+    assert simulated - real - added <= sparse
+    assert added <= simulated
     assert {"reward", "ratio", "loss"}.isdisjoint(simulated)
 
 
@@ -85,7 +91,18 @@ def test_small_caches_preempt_and_a_law_prevents_it() -> None:
     assert min(decision.cap for decision in capped.decisions) < 32
     assert steady(capped, "rollout/inflight_cap")
     assert max(steady(capped, "rollout/inflight")) == 32  # TRL's own gauge goes on reading the slots
-    assert not steady(fixed, "rollout/inflight_cap")
+    assert set(steady(fixed, "rollout/inflight_cap")) == {32}
+    assert sum(steady(fixed, "rollout/completed_total")) > 36 * 16
+
+
+def test_a_slow_replica_gives_its_requests_fewer_tokens_and_has_as_many() -> None:
+    slow = replace(ROOMY_ENGINE, server=1, rates=slower(RATES, 2.0))
+    even = simulate(small_setup(engines=engines(ROOMY, ROOMY), steps=40))
+    uneven = simulate(small_setup(engines=(ROOMY_ENGINE, slow), steps=40))
+
+    assert mean(steady(uneven, "rollout/replica_speed_spread")) == pytest.approx(0.5, abs=0.1)
+    assert mean(steady(even, "rollout/replica_speed_spread")) < 0.15
+    assert mean(steady(uneven, "rollout/replica_load_spread")) < 0.5
 
 
 def test_a_law_sees_what_is_there() -> None:
@@ -159,4 +176,4 @@ def test_the_result_is_the_same_on_every_machine() -> None:
     # and 3.13 give it alike; it changes with the model, and only with it.
     sync = replace(small_setup().sync, kind="bucket", lag_s=0.5, load_s=0.1, retry_s=0.2, clear_cache=True)
     run = simulate(small_setup(engines=engines(TIGHT, ROOMY), sync=sync), 3)
-    assert fingerprint(run) == "a0295aa59f8e78d9f43d33a78e2a8054cf3998417a8903535ff5e463b997cb2a"
+    assert fingerprint(run) == "b6c039acc9327dc9e86b1c2bb9099273142991212a021e038687d021bdeffebf"

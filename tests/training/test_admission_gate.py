@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.admission.gauges import gauges
 from rlkit.admission.law import Decision, FixedCap, Reading, decide
-from rlkit.training.admission_gate import AsyncGate, control, gauges
+from rlkit.training.admission_gate import AsyncGate, control
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} 3.0

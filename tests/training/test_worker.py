@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
+from rlkit.admission.gauges import percentiles
 from rlkit.admission.law import Policy
 from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
@@ -29,7 +30,7 @@ from rlkit.training.admission_gate import Admission
 from rlkit.training.rewards import toy_sum
 from rlkit.training.toy_model import build_tokenizer
 from rlkit.training.toy_task import Problem
-from rlkit.training.worker import RolloutLoop, percentiles, teach
+from rlkit.training.worker import RolloutLoop, teach
 
 LIMIT, GROUP, MAX_MODEL_LEN = 8, 4, 160
 # Two sequences of 160 tokens fit into 20 blocks of 16; one more is the null block.

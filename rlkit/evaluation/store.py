@@ -1,0 +1,80 @@
+"""Labelled runs on disk, so that an evaluation goes on where it was interrupted and a new diagnosis judges old runs.
+
+A run's key is a digest of everything that its simulation depends on: recipe, constants, lengths, seed, steps, and the
+source of the modules that simulate. A change of any of them finds nothing; a change of the diagnosis finds everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from rlkit.evaluation.interventions import FIRST_STEPS, Labelled
+from rlkit.evaluation.scenarios import Scenario
+
+# What a simulated run and its label follow from, as files or folders of the package.
+SIMULATES = (
+    "simulation",
+    "admission",
+    "serving/router.py",
+    "serving/prefix_index.py",
+    "serving/registry.py",
+    "serving/adapter_answers.py",
+    "serving/adapter_operation.py",
+    "serving/adapter_replica.py",
+    "evaluation/interventions.py",
+    "evaluation/paired.py",
+)
+
+
+class LabelStore:
+    """Labelled runs in a folder, two files each; whoever writes one writes all of it or nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> Labelled | None:
+        """The labelled run, None when it is not there or cannot be read."""
+        key = run_key(scenario, seed, steps)
+        try:
+            gains = json.loads((self._folder / f"{key}.json").read_text())
+            frame = pd.read_parquet(self._folder / f"{key}.parquet")
+        except (OSError, ValueError):
+            return None
+        return Labelled(scenario, seed, frame, gains["sides"], gains["causes"])
+
+    def put(self, labelled: Labelled, steps: int = FIRST_STEPS) -> None:
+        """Keep a labelled run. A folder that cannot be written costs the time of another simulation, nothing else."""
+        key = run_key(labelled.scenario, labelled.seed, steps)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft = self._folder / f"{key}.{os.getpid()}"
+            labelled.frame.to_parquet(draft)
+            draft.replace(self._folder / f"{key}.parquet")
+            draft.write_text(json.dumps({"sides": labelled.sides, "causes": labelled.causes}))
+            draft.replace(self._folder / f"{key}.json")  # last: its presence says that the run is whole
+
+
+def run_key(scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> str:
+    """A name for everything that the run follows from."""
+    about = asdict(scenario) | {"recipe": scenario.recipe.to_dict(), "seed": seed, "steps": steps}
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.blake2b(f"{simulator_version()}\n{text}".encode(), digest_size=16).hexdigest()
+
+
+@cache
+def simulator_version() -> str:
+    """A digest of the source that simulates."""
+    package, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=16)
+    for name in SIMULATES:
+        path = package / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

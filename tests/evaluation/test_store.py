@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rlkit.evaluation import evaluate, store
+from rlkit.evaluation.interventions import Labelled, label
+from rlkit.evaluation.scenarios import Scenario, scenarios
+from rlkit.evaluation.store import LabelStore, run_key
+
+
+def labelled(scenario: Scenario, seed: int) -> Labelled:
+    frame = pd.DataFrame({"perf/step_s": [0.1 + seed, 1 / 3]}, index=pd.RangeIndex(1, 3, name="global_step"))
+    return Labelled(scenario, seed, frame, {"trainer": 0.05, "generation": 1 / 3}, {"rows": 0.01})
+
+
+def test_a_run_comes_back_to_the_last_digit(tmp_path: Path) -> None:
+    run = label(scenarios(1)[0], 0, steps=6)
+    labels = LabelStore(tmp_path)
+    labels.put(run, steps=6)
+    again = labels.get(run.scenario, 0, steps=6)
+
+    assert again is not None
+    assert (again.sides, again.causes) == (run.sides, run.causes)
+    pd.testing.assert_frame_equal(again.frame, run.frame, check_exact=True)
+    assert labels.get(run.scenario, 1, steps=6) is None
+    assert labels.get(run.scenario, 0, steps=7) is None
+
+
+def test_whatever_changes_the_run_changes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = scenarios(1)[0]
+    other = replace(scenario, physics=replace(scenario.physics, score_s=scenario.physics.score_s + 1e-9))
+    keys = {run_key(scenario, 0), run_key(scenario, 1), run_key(other, 0), run_key(replace(scenario, slowness=2.0), 0)}
+    monkeypatch.setattr(store, "simulator_version", lambda: "another")
+
+    assert len(keys | {run_key(scenario, 0)}) == 5
+    assert run_key(scenario, 0) == run_key(scenarios(1)[0], 0)
+
+
+def test_the_simulators_source_is_all_there() -> None:
+    package = Path(store.__file__).parents[1]
+
+    assert all((package / name).exists() for name in store.SIMULATES)
+
+
+def test_an_evaluation_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, labels = scenarios(3), LabelStore(tmp_path)
+    for scenario in drawn[:2]:
+        labels.put(labelled(scenario, 0))
+    labels.put(labelled(drawn[0], 1))
+
+    assert {run.scenario for run in evaluate.judge_stored(drawn, labels, seeds=2)} == {drawn[0].name}
+    labels.put(labelled(drawn[1], 1))
+    monkeypatch.setattr(evaluate, "ProcessPoolExecutor", None)  # nothing is simulated
+    assert len(evaluate.evaluate(drawn[:2], labels, seeds=2)) == 4
+
+
+def test_a_run_that_was_half_written_is_not_there(tmp_path: Path) -> None:
+    scenario, labels = scenarios(1)[0], LabelStore(tmp_path)
+    labels.put(labelled(scenario, 0))
+    (tmp_path / f"{run_key(scenario, 0)}.parquet").write_bytes(b"PAR1")
+
+    assert labels.get(scenario, 0) is None
