@@ -230,11 +230,12 @@ def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels
     values = checked_parameters(sweep.notebook, given)
     # The run logs into its own folder, where `rlkit.results.read_run` looks first.
     environment = {"TRACKIO_DIR": str((run.path / "trackio").resolve())}
+    manager = kernels.manager(environment, forked=point.recipe.engine == "sim")
     began, attempts, error, summary = time.monotonic(), 0, None, None
     while True:
         attempts += 1
         try:
-            executed = execute_notebook(sweep.notebook, values, kernel_manager_class=kernels.manager(environment))
+            executed = execute_notebook(sweep.notebook, values, kernel_manager_class=manager)
             summary = _summary_of(run, sweep)
             page = render(executed, point.name)
         except RlkitError as failure:
