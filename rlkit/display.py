@@ -153,16 +153,19 @@ def note(text: str) -> HTML:
     return _html(f"<p>{escape(text)}</p>")
 
 
-def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.") -> HTML:
-    """A frame as a table: every value in full, no index, numbers on the right. Without rows, a sentence instead."""
+def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.", links: Sequence[str] = ()) -> HTML:
+    """A frame as a table: every value in full, no index, numbers on the right. Without rows, a sentence instead.
+
+    `links` are where the first column's values lead to, one a row; none at all where they lead nowhere.
+    """
     if frame.empty:
         return note(when_empty)
     kinds = [' class="number"' if pd.api.types.is_numeric_dtype(frame[name]) else "" for name in frame.columns]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(frame.columns, kinds, strict=True))
-    rows = [
-        "".join(f"<td{kind}>{escape(_plain(value))}</td>" for value, kind in zip(row, kinds, strict=True))
-        for row in frame.itertuples(index=False)
-    ]
+    cells = [[escape(_plain(value)) for value in row] for row in frame.itertuples(index=False)]
+    for row, link in zip(cells, links, strict=False):
+        row[0] = f'<a href="{escape(link)}">{row[0]}</a>'
+    rows = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in cells]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return _html(
         '<div class="table-scroll" role="group" aria-label="Table" tabindex="0">'

@@ -40,7 +40,7 @@ HEADLINE_TAG = "headline"  # its output comes first, wherever the cell stands in
 NOTEBOOK_ONLY_TAG = "notebook-only"  # introductions that a reader of the result does not need
 
 # These name files: given relative to where the caller is, while the notebook runs in its own folder.
-PATH_PARAMETERS = frozenset({"folder", "recipe"})
+PATH_PARAMETERS = frozenset({"folder", "grid", "page", "recipe"})
 
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"

@@ -77,16 +77,12 @@ class Point:
     recipe: Recipe
     parameters: dict[str, Any]
     key: str
+    label: str = ""  # what tells it from the others, on one line
 
     @property
     def name(self) -> str:
         """The name of its folder: the recipe's, and its content."""
         return f"{self.recipe.name}-{self.key}"
-
-    @property
-    def label(self) -> str:
-        """What tells it from the others, on one line."""
-        return ", ".join(f"{name}={plain_words(value)}" for name, value in self.values.items()) or "as it is"
 
 
 @dataclass(frozen=True)
@@ -145,10 +141,26 @@ def plan_sweep(data: Mapping[str, Any], folder: Path, source: str = "sweep", nam
         _check_types(notebook, parameters, source)
         key = point_key(recipe, parameters, content)
         kept.setdefault(key, Point(len(kept) + 1, values, recipe, parameters, key))
-    points = tuple(kept.values())
+    fields = varied_fields([point.values for point in kept.values()])
+    points = tuple(replace(point, label=label(point.values, fields)) for point in kept.values())
     _check_budget(points, given.limits, source)
-    fields = dict.fromkeys(name for point in points for name in point.values)
-    return Sweep(name, base, notebook, tuple(fields), points, given.limits)
+    return Sweep(name, base, notebook, fields, points, given.limits)
+
+
+def varied_fields(combined: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names that do not have one value in all points, in the order in which they come up; a point may lack one."""
+    names = dict.fromkeys(name for values in combined for name in values)
+    absent = object()
+
+    def seen(name: str) -> set[str]:
+        return {repr(values.get(name, absent)) for values in combined}
+
+    return tuple(name for name in names if len(seen(name)) > 1)
+
+
+def label(values: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """The values of these fields on one line."""
+    return ", ".join(f"{name}={plain_words(values[name])}" for name in fields if name in values) or "as it is"
 
 
 def point_key(recipe: Recipe, parameters: Mapping[str, Any], notebook: str) -> str:

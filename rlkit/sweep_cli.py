@@ -36,13 +36,13 @@ def sweep(
     rented = sum(point.recipe.engine == "hf" for point in planned.points)
     if rented and not yes and not terminal.agreed(f"at most ${planned.limits.usd:.2f} for {rented} points"):
         raise typer.Exit(1)
-    from rlkit.sweep_run import SweepFolder, run_sweep, write_index
+    from rlkit.sweep_run import SweepFolder, in_words, run_sweep, write_index
 
     folder = SweepFolder(out or RUNS / grid.stem)
     total = len(planned.points)
 
     def tell(point: Point, ended: Ended, count: int) -> None:
-        terminal.say(f"[{count}/{total}] {_words(point, ended)}", terminal.err)
+        terminal.say(f"[{count}/{total}] {in_words(point, ended)}", terminal.err)
 
     terminal.say(f"{total} points of {planned.base.name} in {folder.path}", terminal.err)
     try:
@@ -54,15 +54,9 @@ def sweep(
     _report(planned, folder, results, as_json)
 
 
-def _words(point: Point, ended: Ended) -> str:
-    again = f" (the kernel died {ended.attempts - (ended.status == 'done')} times)" if ended.attempts > 1 else ""
-    if ended.summary is None:
-        return f"{ended.status}: {point.label}: {(ended.error or '').splitlines()[0]}{again}"
-    step = "" if ended.summary.step_s is None else f", {ended.summary.step_s:.2f} s a step"
-    return f"{ended.summary.verdict}{step}: {point.label}{again}"
-
-
 def _report(planned: Sweep, folder: SweepFolder, results: dict[str, Ended], as_json: bool) -> None:
+    from rlkit.sweep_run import in_words
+
     counts = {status: sum(end.status == status for end in results.values()) for status in ("done", "failed", "skipped")}
     if as_json:
         import json
@@ -72,7 +66,7 @@ def _report(planned: Sweep, folder: SweepFolder, results: dict[str, Ended], as_j
     else:
         for point in planned.points:
             if results[point.key].status != "done":
-                terminal.labelled(f"{results[point.key].status}:", "red", _words(point, results[point.key]))
+                terminal.labelled(f"{results[point.key].status}:", "red", in_words(point, results[point.key]))
         terminal.say(", ".join(f"{count} {status}" for status, count in counts.items() if count))
         terminal.say(f"Table: {folder.table}")
         terminal.say(f"Index: {folder.index}")

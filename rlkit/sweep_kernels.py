@@ -1,4 +1,7 @@
-"""The kernels of a sweep: started for papermill, one for each point, and all stopped at once."""
+"""The kernels of a sweep: started for papermill, one for each point, and all stopped at once.
+
+A simulated point's kernel is forked (`rlkit.sweep_nursery`), any other is started as papermill would.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import psutil
-from jupyter_client import AsyncKernelManager
+from jupyter_client import AsyncKernelManager, KernelConnectionInfo
+from jupyter_client.provisioning import LocalProvisioner
+
+from rlkit.sweep_nursery import Nursery, can_fork
 
 # After an interrupt the engine in a kernel ends its jobs; vLLM takes a few seconds to release its sockets.
 GRACE_S = 20.0
@@ -22,10 +29,11 @@ class Kernels:
 
     def __init__(self) -> None:
         self.stopping = False
+        self.nursery = Nursery()
         self._processes: set[psutil.Process] = set()
         self._guard = threading.Lock()
 
-    def manager(self, environment: Mapping[str, str]) -> type[AsyncKernelManager]:
+    def manager(self, environment: Mapping[str, str], forked: bool) -> type[AsyncKernelManager]:
         """A class of kernel managers whose kernels get `environment` on top of ours, and are known here."""
         kernels = self
 
@@ -33,6 +41,9 @@ class Kernels:
             async def start_kernel(self, **options: Any) -> None:
                 if kernels.stopping:
                     raise KeyboardInterrupt
+                if forked and can_fork(self.kernel_spec.argv):
+                    self.kernel_id = str(uuid.uuid4())
+                    self.provisioner = _Forked(kernels.nursery, self)
                 await super().start_kernel(**options | {"env": dict(os.environ) | dict(environment)})
                 kernels.add(self.provisioner.pid)
 
@@ -61,6 +72,7 @@ class Kernels:
     def close(self) -> None:
         """Nothing of a sweep that is over is left running."""
         self._signal(signal.SIGKILL)
+        self.nursery.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with self._guard:
@@ -69,3 +81,50 @@ class Kernels:
                     process.send_signal(number)
                 except psutil.NoSuchProcess:
                     continue
+
+
+class _Forked(LocalProvisioner):
+    """Jupyter's provisioner of local kernels, with a fork in the place of a new interpreter."""
+
+    def __init__(self, nursery: Nursery, manager: AsyncKernelManager) -> None:
+        super().__init__(kernel_id=manager.kernel_id, kernel_spec=manager.kernel_spec, parent=manager)
+        self._nursery = nursery
+
+    async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
+        """Ask for a kernel with the command that would have started it."""
+        pid = self._nursery.start(cmd, options["env"], options.get("cwd") or os.getcwd())
+        self.process = _Process(pid)
+        self.pid, self.pgid = pid, pid
+        return self.connection_info
+
+
+class _Process:
+    """What the provisioner asks of a `Popen`, for a process that is not our child."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._process: psutil.Process | None = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._process = None
+
+    def poll(self) -> int | None:
+        alive = self._process is not None and self._process.is_running()
+        return None if alive else 0
+
+    def wait(self) -> int:
+        if self._process is not None:
+            self._process.wait()
+        return 0
+
+    def send_signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)

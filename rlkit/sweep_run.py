@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import nbformat
+import pandas as pd
 
 from rlkit import display, machine
 from rlkit.chart import VERMILLION
@@ -33,9 +34,11 @@ from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
-from rlkit.sweep import Point, Sweep, next_point, over_budget, parallel
+from rlkit.sweep import Point, Sweep, load_sweep, next_point, over_budget, parallel
 from rlkit.sweep_kernels import Kernels
 from rlkit.sweep_table import Summary, results_table, summarise
+
+INDEX = Path(__file__).parents[1] / "notebooks" / "06_sweep.ipynb"
 
 # A kernel that died is started once more: by chance it was short of memory, twice it is the point's own doing.
 ATTEMPTS = 2
@@ -133,6 +136,35 @@ def run_sweep(
         return state.ended
 
 
+def run_and_say(grid: Path, out: Path, say: Callable[[str], object]) -> dict[str, Ended]:
+    """The sweep of a grid's file, with a line for each point that ends. Raises BadInput before anything starts."""
+    sweep = load_sweep(grid)
+
+    def tell(point: Point, ended: Ended, count: int) -> None:
+        say(f"[{count}/{len(sweep.points)}] {in_words(point, ended)}")
+
+    return run_sweep(sweep, out, tell)
+
+
+def in_words(point: Point, ended: Ended) -> str:
+    """How a point ended, on one line."""
+    dead = ended.attempts - (ended.status == "done")
+    again = f" (its kernel died {dead} time{'s' * (dead > 1)})" if ended.attempts > 1 else ""
+    if ended.summary is None:
+        reason = next(iter((ended.error or "").splitlines()), "")
+        return f"{ended.status}: {point.label}: {reason}{again}"
+    step = "" if ended.summary.step_s is None else f", {ended.summary.step_s:.2f} s a step"
+    return f"{ended.summary.verdict}{step}: {point.label}{again}"
+
+
+def write_index(folder: SweepFolder) -> None:
+    """index.html: notebooks/06_sweep.ipynb for what is in the folder. Raises RlkitError as a notebook does."""
+    priced = bool(pd.read_parquet(folder.table, columns=["usd"])["usd"].notna().any())
+    values = {"folder": folder.path, "page": folder.path, "launching": False}
+    values |= {"against": "usd"} if priced else {}
+    render_notebook(INDEX, values, folder.index, title=folder.path.resolve().name)
+
+
 def read_ended(folder: SweepFolder, point: Point) -> Ended | None:
     """How a point ended, None when it has not, or when what is there is another content's."""
     try:
@@ -198,11 +230,12 @@ def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels
     values = checked_parameters(sweep.notebook, given)
     # The run logs into its own folder, where `rlkit.results.read_run` looks first.
     environment = {"TRACKIO_DIR": str((run.path / "trackio").resolve())}
+    manager = kernels.manager(environment, forked=point.recipe.engine == "sim")
     began, attempts, error, summary = time.monotonic(), 0, None, None
     while True:
         attempts += 1
         try:
-            executed = execute_notebook(sweep.notebook, values, kernel_manager_class=kernels.manager(environment))
+            executed = execute_notebook(sweep.notebook, values, kernel_manager_class=manager)
             summary = _summary_of(run, sweep)
             page = render(executed, point.name)
         except RlkitError as failure:
@@ -271,11 +304,3 @@ def _write_json(path: Path, data: object) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     os.replace(part, path)
-
-
-INDEX = Path(__file__).parents[1] / "notebooks" / "06_sweep.ipynb"
-
-
-def write_index(folder: SweepFolder) -> None:
-    """index.html: notebooks/06_sweep.ipynb for what is in the folder."""
-    render_notebook(INDEX, {"folder": folder.path}, folder.index, title=folder.path.resolve().name)

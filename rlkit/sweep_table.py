@@ -22,6 +22,7 @@ from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.signals import settled_steps
 from rlkit.simulation.planning import usd_per_hour
+from rlkit.wording import number
 
 if TYPE_CHECKING:
     from rlkit.sweep import Sweep
@@ -102,6 +103,31 @@ def results_table(sweep: Sweep, ended: Mapping[str, Ended]) -> pd.DataFrame:
         row |= {name: getattr(summary, name, None) for name in OUTCOME}
         rows.append(row | (dict(sorted(summary.metrics.items())) if summary is not None else {}))
     return _typed(pd.DataFrame(rows), sweep.fields)
+
+
+def headline(table: pd.DataFrame) -> str:
+    """What a sweep came to, in a sentence or two: how many points, the fastest, what failed."""
+    done = table[table["status"] == "done"]
+    others = [f"{count} {status}" for status, count in table["status"].value_counts().items() if status != "done"]
+    counted = ", ".join([f"{len(done)} of {len(table)} points ran", *others])
+    timed = done[done["step_s"].notna()]
+    if timed.empty:
+        return f"{counted}."
+    best = timed.loc[timed["step_s"].idxmin()]
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in done["verdict"].value_counts().items())
+    return (
+        f"{counted}; the fastest is point {best['point']} with {number(float(best['step_s']))} s a step"
+        f" ({best['verdict']}). Verdicts: {verdicts}."
+    )
+
+
+def failures(table: pd.DataFrame) -> pd.DataFrame:
+    """The points that did not end well, with the reason on one line."""
+    bad = table[table["status"] != "done"]
+    reasons = ["" if pd.isna(error) else str(error).splitlines()[0] for error in bad["error"]]
+    return pd.DataFrame(
+        {"point": bad["point"], "status": bad["status"], "attempts": bad["attempts"], "reason": reasons}
+    )
 
 
 def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
