@@ -50,6 +50,11 @@ class RunFolder:
         return self.path / "cap.jsonl"
 
     @property
+    def control(self) -> Path:
+        """What a person asked of the run while it goes on (JSON), see `rlkit.admission.asked`."""
+        return self.path / "control.json"
+
+    @property
     def evaluation(self) -> Path:
         """Greedy accuracy on prompts never trained on, before and after (JSON), where the task has such prompts."""
         return self.path / "evaluation.json"
