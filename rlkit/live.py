@@ -45,7 +45,8 @@ class Look:
     """What is known of a run at one moment.
 
     `frame` is as `rlkit.tracking.Run` has it, without rows before the first step; `status` a clause whose subject is
-    the run; `log` the last lines that its engine said; `cap` what the admission cap said last, a sentence.
+    the run; `over`: it will not go on by itself; `log` the last lines that its engine said; `cap` what the admission
+    cap said last, a sentence.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Look:
     recipe: Recipe | None
     status: str
     going_on: bool
+    over: bool
     at: datetime
     log: tuple[str, ...] = ()
     cap: str = ""
@@ -76,13 +78,18 @@ def frame_of_rows(rows: Iterable[Mapping[str, Any]], last_at: datetime) -> pd.Da
     return tidy_frame(logged)
 
 
-def panels(look: Look) -> dict[str, str]:
-    """The HTML of every panel, by the names in `PANELS`; figures are empty before the first step."""
+def panels(look: Look, drawn: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The HTML of every panel, by the names in `PANELS`; figures are empty before the first step.
+
+    `drawn` are the figures of the very same frame, where they have been drawn before.
+    """
     verdict = diagnose(look.frame, look.recipe, now=look.at if look.going_on else None)
     facts = {"run": look.name, "steps": len(look.frame)}
     shown = {"verdict": str(display.headline(verdict, facts).data), "progress": progress(look)}
     if look.frame.empty:
         return shown | dict.fromkeys(FIGURES, "")
+    if drawn is not None:
+        return shown | {name: drawn[name] for name in FIGURES}
     return shown | {name: sketch(draw(look.frame, look.recipe)) for name, draw in FIGURES.items()}
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, Protocol
 
 import pandas as pd
 
 from rlkit.admission import asked
-from rlkit.engines.state import is_going_on, state_in_words
+from rlkit.engines.state import is_going_on, read_state, state_in_words
 from rlkit.engines.stopping import ask_to_stop
 from rlkit.errors import BadInput, NotLogged
 from rlkit.live import Look, frame_of_rows
@@ -22,7 +23,7 @@ from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 from rlkit.tracking import load_run
 
-# Of a run that only trackio knows nobody says whether it ended; a step of the slowest published run takes under a minute.
+# Of a run that only trackio knows nobody says whether it ended; the slowest published run took 25 s a step.
 SILENT_AFTER = timedelta(minutes=10)
 LOG_LINES = 6
 _TAIL_BYTES = 8192
@@ -45,32 +46,39 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """A run by its folder, from the first moment on: the engine need not have made the folder yet."""
+    """A run by its folder, from the first moment on: the engine need not have made the folder yet.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    `process` is the engine where it was started from here (`rlkit.engines.background`).
+    """
+
+    def __init__(self, folder: RunFolder, process: Popen[bytes] | None = None) -> None:
+        self._folder, self._process = folder, process
         self._read: tuple[tuple[int, int], pd.DataFrame] | None = None
 
     def look(self) -> Look:
         """What the folder's files say, and whether its engine is alive."""
         folder = self._folder
-        going_on = is_going_on(folder)
+        going_on, starting = is_going_on(folder), self._starting()
         recipe = load_recipe(folder.recipe) if folder.recipe.is_file() else None
         decision = _last_json(folder.cap)
         return Look(
             name=folder.name,
             frame=self._frame(going_on),
             recipe=recipe,
-            status=state_in_words(folder),
-            going_on=going_on,
+            status="it is starting" if starting else state_in_words(folder),
+            going_on=going_on or starting,
+            over=not going_on and not starting and (self._process is not None or bool(read_state(folder))),
             at=datetime.now(UTC),
-            log=tuple(_tail(folder.logs / "engine.log")[-LOG_LINES:]),
+            log=tuple(_tail(folder.engine_log)[-LOG_LINES:]),
             cap=str(decision.get("text", "")) if going_on else "",
         )
 
     def stop(self) -> None:
         """As Ctrl-C where the run was started; the folder can be resumed afterwards."""
-        ask_to_stop(self._folder)
+        if self._starting() and self._process is not None:
+            self._process.terminate()
+        else:
+            ask_to_stop(self._folder)
 
     def ask(self, most: int | None) -> None:
         """Through the folder's control file, which the rollout worker reads."""
@@ -78,12 +86,18 @@ class FolderSource:
 
     def cannot(self) -> tuple[str, str]:
         """Both need a run that goes on; the cap a recipe that has one, on this machine."""
+        if self._starting():
+            return "", "it is starting"
         if not is_going_on(self._folder):
             words = state_in_words(self._folder)
             return words, words
         with suppress(BadInput):
             return "", asked.why_not(load_recipe(self._folder.recipe)) or ""
         return "", "its recipe cannot be read"
+
+    def _starting(self) -> bool:
+        """Whether the engine is alive and has not said so in the folder yet."""
+        return self._process is not None and self._process.poll() is None and not is_going_on(self._folder)
 
     def _frame(self, going_on: bool) -> pd.DataFrame:
         try:
@@ -115,11 +129,11 @@ class ProjectSource:
             run = load_run(self._project, self._name, source=self._source)
         except NotLogged as waiting:
             empty = frame_of_rows([], now)
-            return Look(self._name or self._project, empty, None, str(waiting), True, now)
+            return Look(self._name or self._project, empty, None, str(waiting), True, False, now)
         silent = now - run.frame["timestamp"].max().to_pydatetime()
         going_on = silent < SILENT_AFTER
         status = "it logs" if going_on else f"it logged last {silent.total_seconds() / 60:.0f} minutes ago"
-        return Look(run.name, run.frame, run.recipe, status, going_on, now)
+        return Look(run.name, run.frame, run.recipe, status, going_on, not going_on, now)
 
     def stop(self) -> None:
         """Not from here."""

@@ -39,6 +39,7 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
     def __init__(self, source: Source, every_s: float = EVERY_S) -> None:
         self._source, self._every_s = source, every_s
         self._shown: dict[str, str] = {}
+        self.last: Look | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._panel = {name: widgets.HTML() for name in ("verdict", "progress", *FIGURES)}
@@ -84,24 +85,21 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         """Look once and change what changed; None, and the reason on the page, when the run cannot be read now."""
         try:
             look = self._source.look()
-            after = panels(look)
+            same = self.last is not None and look.frame is self.last.frame
+            after = panels(look, self._shown if same else None)
         except (RlkitError, OSError) as error:
             self._say(str(error))
             return None
         for name, text in changed(self._shown, after).items():
             self._panel[name].value = text
-        self._shown = after
+        self._shown, self.last = after, look
         self._offer(look)
         return look
 
     def _keep_looking(self) -> None:
-        seen = False
-        while not self._ended.wait(self._every_s):
+        look = self.refresh()
+        while (look is None or not look.over) and not self._ended.wait(self._every_s):
             look = self.refresh()
-            seen = seen or (look is not None and look.going_on)
-            # Before it was seen alive it may not have begun.
-            if look is not None and seen and not look.going_on:
-                return
 
     def _offer(self, look: Look) -> None:
         cannot_stop, cannot_ask = self._source.cannot()

@@ -14,6 +14,11 @@ class RunFolder:
     path: Path
     shared_at: Path | None = None  # where `shared` lies when it is not in the folder: a mounted bucket
 
+    @classmethod
+    def at(cls, path: str) -> RunFolder:
+        """The folder at a path that is given as text."""
+        return cls(Path(path))
+
     @property
     def name(self) -> str:
         """The run's name in trackio: the folder's own, also where it is given as `.`."""
@@ -33,6 +38,11 @@ class RunFolder:
     def logs(self) -> Path:
         """One log file per job: trainer.log, proxy.log, replica-0.log, ..."""
         return self.path / "logs"
+
+    @property
+    def engine_log(self) -> Path:
+        """What the engine of a run started in the background says; hidden, for it is there before there is a run."""
+        return self.path / ".engine.log"
 
     @property
     def shared(self) -> Path:

@@ -54,7 +54,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def ask(path: Path, most: int | None, recipe: Recipe) -> None:
-    """Set or lift (None) the limit of a run that goes on. Raises BadInput: see `why_not`, and outside 1 to the ceiling."""
+    """Set or lift (None) the limit of a run that goes on; BadInput: see `why_not`, and outside 1 to the ceiling."""
     problem = why_not(recipe)
     if problem is not None:
         raise BadInput(problem)
