@@ -43,7 +43,8 @@ def readiness(recipe: Recipe, findings: Sequence[Finding]) -> HTML:
         return statement(f"Not ready: {counts}. Next: {errors[0]}.", edge=VERMILLION)
     size = f"{recipe.train.steps} steps with {recipe.serve.replicas} replica{'s' * (recipe.serve.replicas > 1)}"
     return statement(
-        f"Ready: {size} on engine {recipe.engine}, {counts}. Next: set dry_run = False to launch it.", edge=GREEN
+        f"Ready: {size} on engine {recipe.engine}, {counts}. Next: press Start the run, or set dry_run = False.",
+        edge=GREEN,
     )
 
 

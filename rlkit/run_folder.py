@@ -14,6 +14,11 @@ class RunFolder:
     path: Path
     shared_at: Path | None = None  # where `shared` lies when it is not in the folder: a mounted bucket
 
+    @classmethod
+    def at(cls, path: str) -> RunFolder:
+        """The folder at a path that is given as text."""
+        return cls(Path(path))
+
     @property
     def name(self) -> str:
         """The run's name in trackio: the folder's own, also where it is given as `.`."""
@@ -35,6 +40,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def engine_log(self) -> Path:
+        """What the engine of a run started in the background says; hidden, for it is there before there is a run."""
+        return self.path / ".engine.log"
+
+    @property
     def shared(self) -> Path:
         """What stands in for the bucket: checkpoints and `.vllm_lora/` adapters, as TRL's output_dir."""
         return self.shared_at or self.path / "shared"
@@ -48,6 +58,11 @@ class RunFolder:
     def cap(self) -> Path:
         """One JSON line per decision of the admission cap: time, cap, reason, and what the servers said."""
         return self.path / "cap.jsonl"
+
+    @property
+    def control(self) -> Path:
+        """What a person asked of the run while it goes on (JSON), see `rlkit.admission.asked`."""
+        return self.path / "control.json"
 
     @property
     def evaluation(self) -> Path:

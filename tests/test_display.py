@@ -63,7 +63,8 @@ def test_readiness_says_ready_or_the_first_error() -> None:
     warning = Finding("warning", "serve.replicas", "too many", "use one")
     error = Finding("error", "serve.max_loras", "2 is too few", "set it to 6")
     assert shown(display.readiness(recipe(), [warning])).first_bold == (
-        "Ready: 50 steps with 1 replica on engine local, 0 errors, 1 warning. Next: set dry_run = False to launch it."
+        "Ready: 50 steps with 1 replica on engine local, 0 errors, 1 warning."
+        " Next: press Start the run, or set dry_run = False."
     )
     assert shown(display.readiness(recipe(), [warning, error])).first_bold == (
         "Not ready: 1 error, 1 warning. Next: serve.max_loras: 2 is too few; set it to 6."

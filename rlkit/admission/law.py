@@ -6,7 +6,7 @@ Unknown is not zero: whatever a server did not say is None, in a reading as in a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 Policy = Literal["none", "published", "rlkit"]
@@ -21,6 +21,7 @@ Reason = Literal[
     "latched",  # cut, and still more in flight than the cap
     "grown",
     "held",  # nothing to change
+    "asked",  # a person asked for fewer than the law allows
 ]
 
 # Readings without a number after which the servers count as ones that have none: a proxy whose replicas are just
@@ -131,6 +132,21 @@ def decide(reading: Reading, cap: int, reason: Reason, text: str) -> Decision:
         speed_spread=speed_spread(everybody),
         load_spread=load_spread(everybody),
     )
+
+
+def at_most(decision: Decision, most: int | None) -> Decision:
+    """The decision under a limit that a person set while the run goes on; None: none is set.
+
+    The law's own estimate goes on beneath it, so that the law's cap is in force again once the limit is lifted.
+
+    >>> calm = Decision(0.0, 40, "held", "40 may be in flight.", 40, 8, 0.6, 38, 0, 0)
+    >>> at_most(calm, 16).cap, at_most(calm, 16).reason, at_most(calm, 64) == calm
+    (16, 'asked', True)
+    """
+    if most is None or most >= decision.cap:
+        return decision
+    text = f"{most} may be in flight, as asked; the law would allow {decision.cap}."
+    return replace(decision, cap=max(1, most), reason="asked", text=text)
 
 
 def known_sum(counts: Iterable[int | None]) -> int | None:

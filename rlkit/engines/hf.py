@@ -41,8 +41,8 @@ from rlkit.engines.hf_recovery import Restarts, goes_on_without
 from rlkit.engines.hf_trainer import LEASE_MARK, STEP_MARK
 from rlkit.engines.hf_watch import JobWatch, Limits, Reading, observe_all, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
-from rlkit.engines.local import sigterm_as_exit
 from rlkit.engines.lock import RunLock
+from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder

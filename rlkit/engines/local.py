@@ -12,12 +12,11 @@ import functools
 import json
 import os
 import shutil
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +32,7 @@ from rlkit.engines.lock import RunLock
 from rlkit.engines.memory import PeakMemory
 from rlkit.engines.receivers import Receivers
 from rlkit.engines.step_lines import StepLines
+from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
@@ -294,20 +294,3 @@ def _offline(recipe: Recipe) -> dict[str, str]:
     model_here = recipe.model.name in MODEL_NAMES or Path(recipe.model.name).expanduser().is_dir()
     data_here = recipe.data.name == DATA_NAME or Path(recipe.data.name).expanduser().is_file()
     return {"HF_HUB_OFFLINE": "1"} if model_here and data_here and recipe.tracking.space_id is None else {}
-
-
-@contextlib.contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """Let `kill <pid>` unwind as Ctrl-C does, so that jobs are stopped and the state is noted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def exit_now(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, exit_now)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

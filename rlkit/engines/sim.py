@@ -15,6 +15,7 @@ from typing import Any
 from rlkit.engines.base import Event, OnEvent, Outcome
 from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.lock import RunLock
+from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.simulation.frame import logged_rows
@@ -26,7 +27,7 @@ from rlkit.tracking import write_run
 def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
     """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`."""
     started = time.monotonic()
-    with RunLock(folder) as lock:
+    with RunLock(folder) as lock, sigterm_as_exit():
         claim_folder(recipe, folder)
         lock.note("running")
         try:
@@ -37,9 +38,12 @@ def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
 
             def tell(step: Step) -> None:
                 total = recipe.train.steps
+                lines.write(json.dumps({"global_step": step.number, **step.metrics}) + "\n")
+                lines.flush()  # who watches the run reads them as it goes
                 on_event(Event("step", step=step.number, total=total, metrics=dict(step.metrics)))
 
-            run = simulate(translation.setup, recipe.train.seed, tell)
+            with folder.steps.open("w", encoding="utf-8") as lines:
+                run = simulate(translation.setup, recipe.train.seed, tell)
             _leave_behind(recipe, folder, run, list(translation.extrapolated))
         except (KeyboardInterrupt, SystemExit):
             lock.note("stopped")
@@ -70,8 +74,6 @@ def _leave_behind(recipe: Recipe, folder: RunFolder, run: Simulation, notes: lis
         },
         "simulated": {"seed": recipe.train.seed, "reward": "not simulated", "extrapolated": notes},
     }
-    lines = [json.dumps({"global_step": step.number, **step.metrics}) for step in run.steps]
-    folder.steps.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     folder.proxy.write_text(json.dumps(_proxy(run), indent=2) + "\n", encoding="utf-8")
     if recipe.cap.policy != "none":
         decisions = [json.dumps(decision.to_dict()) for decision in run.decisions]

@@ -21,6 +21,12 @@ def read_state(folder: RunFolder) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def is_going_on(folder: RunFolder) -> bool:
+    """Whether an engine runs in the folder now."""
+    state = read_state(folder)
+    return state.get("status") == "running" and _is_alive(state)
+
+
 def state_in_words(folder: RunFolder) -> str:
     """Whether the run is going on or how it ended, as a clause whose subject is the run."""
     state = read_state(folder)

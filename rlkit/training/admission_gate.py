@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlkit.admission.asked import AskedLimit
 from rlkit.admission.gate import Gate
 from rlkit.admission.gauges import gauges
-from rlkit.admission.law import Decision, Law, Policy, Reading
+from rlkit.admission.law import Decision, Law, Policy, Reading, at_most
 from rlkit.admission.readings import PageReader
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,14 @@ log = logging.getLogger(__name__)
 class Admission:
     """What the rollout process must know to admit rollouts: it is pickled into it.
 
-    `max_model_len` is in tokens; `trace` is the file that gets one JSON line a decision.
+    `max_model_len` is in tokens; `trace` is the file that gets one JSON line a decision, `asked` the one in which a
+    person sets a limit.
     """
 
     policy: Policy
     max_model_len: int
     trace: Path
+    asked: Path
 
 
 class AsyncGate:
@@ -113,8 +116,11 @@ async def control(
     publish: Callable[[Mapping[str, float]], None],
     trace: Path,
     stop: asyncio.Event,
+    asked: AskedLimit | None = None,
 ) -> None:
     """Read, decide and set the cap every `law.poll_s` seconds until `stop`; every decision is published and traced.
+
+    `asked` is the limit that a person may set meanwhile; None: nobody can.
 
     However it ends, the gate is open afterwards. An error of its own is a warning, not the run's end.
     """
@@ -126,7 +132,8 @@ async def control(
                 replicas = reader.read(await pages.page())
                 completed, counted = gate.completed - counted, gate.completed
                 decision = law.observe(Reading(began, replicas, gate.in_flight, gate.held, completed))
-                gate.set_cap(law.cap)
+                decision = at_most(decision, None if asked is None else asked.read())
+                gate.set_cap(decision.cap)
                 publish(gauges(decision))
                 write_line(trace, decision)
                 with contextlib.suppress(TimeoutError):

@@ -100,7 +100,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, model: str, server_url: str
     if recipe.transport.kind != "merged" and not trainer._lora_sync:
         raise RlkitError("adapter-only sync is off: " + (" ".join(reasons.messages) or "TRL gave no reason"))
     if trainer.rollout_worker is not None:
-        worker.teach(trainer, Admission(recipe.cap.policy, recipe.serve.max_model_len, folder.cap.resolve()))
+        files = folder.cap.resolve(), folder.control.resolve()
+        worker.teach(trainer, Admission(recipe.cap.policy, recipe.serve.max_model_len, *files))
     return trainer
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
+from rlkit.admission.asked import AskedLimit
 from rlkit.admission.gauges import RECENT_ROLLOUTS, percentiles
 from rlkit.admission.law import make_law
 from rlkit.admission.poll import MetricsPoll
@@ -59,7 +60,9 @@ class RolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]  # trl ships no type
 
     async def _run_loops(self, stop_event: asyncio.Event) -> None:
         pages, trace = MetricsPoll(self.vllm_server_url), self._admission.trace
-        controller = asyncio.create_task(control(self._law, self._gate, pages, self._publish, trace, stop_event))
+        # Without a cap TRL's own stamps are in force, which know nothing of a rollout that waited at the gate.
+        asked = None if self._admission.policy == "none" else AskedLimit(self._admission.asked)
+        controller = asyncio.create_task(control(self._law, self._gate, pages, self._publish, trace, stop_event, asked))
         loops = asyncio.create_task(super()._run_loops(stop_event=stop_event))
         stopped = asyncio.create_task(stop_event.wait())
         try:

@@ -1,0 +1,31 @@
+"""A run started beside the process that asks for it: what a notebook does, whose kernel must stay free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from rlkit.errors import BadInput
+from rlkit.recipe import Recipe
+from rlkit.run_folder import RunFolder
+
+
+def start_in_background(recipe: Recipe, folder: RunFolder) -> subprocess.Popen[bytes]:
+    """`rlkit run` of `recipe` in `folder` as a child; what it says goes to `folder.engine_log`. Raises BadInput.
+
+    Rented hardware is not asked for again: whoever calls this has shown its price. The child ends as on Ctrl-C when it
+    gets SIGTERM, which a Jupyter kernel sends its children when it is shut down.
+    """
+    plan = folder.path / ".plan.yaml"
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        plan.write_text(recipe.to_yaml(), encoding="utf-8")
+        with folder.engine_log.open("wb") as log:
+            command = [sys.executable, "-m", "rlkit", "run", str(plan), "--folder", str(folder.path), "--yes"]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise BadInput(f"{folder.path}: cannot start a run here: {error.strerror}") from None
+    # Whoever ended and was not waited for still counts as alive.
+    threading.Thread(target=child.wait, name="rlkit-run", daemon=True).start()
+    return child

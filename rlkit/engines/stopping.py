@@ -1,0 +1,50 @@
+"""How a run is ended from outside: the signal that its engine takes as Ctrl-C, and who sends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
+import psutil
+
+from rlkit.engines.state import is_going_on, read_state, state_in_words
+from rlkit.errors import BadInput
+from rlkit.run_folder import RunFolder
+
+
+def ask_to_stop(folder: RunFolder) -> int:
+    """End the run in `folder` as Ctrl-C would: its jobs are stopped, and the folder can be resumed; the engine's pid.
+
+    Returns at once, the jobs take some seconds. Raises BadInput when nothing runs there.
+    """
+    if not is_going_on(folder):
+        raise BadInput(f"{folder.path}: no run to stop, {state_in_words(folder)}")
+    pid = int(read_state(folder)["pid"])
+    # A run inside this very process (a notebook's cell) ends as its cell does when it is interrupted.
+    wanted = signal.SIGINT if pid == os.getpid() else signal.SIGTERM
+    try:
+        psutil.Process(pid).send_signal(wanted)
+    except psutil.Error as error:
+        raise BadInput(f"{folder.path}: cannot stop process {pid}: {error}") from None
+    return pid
+
+
+@contextlib.contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Let `kill <pid>` unwind as Ctrl-C does, so that jobs are stopped and the state is noted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def exit_now(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, exit_now)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
