@@ -64,7 +64,7 @@ def start(replica: EmulatedReplica, tokenizer: PreTrainedTokenizerBase, tmp_path
     async def running(policy: Policy, **arguments: Any) -> AsyncIterator[RolloutLoop]:
         problems = [Problem(a, 10) for a in range(10, 90)]
         loop = RolloutLoop(
-            admission=Admission(policy, MAX_MODEL_LEN, tmp_path / "cap.jsonl"),
+            admission=Admission(policy, MAX_MODEL_LEN, tmp_path / "cap.jsonl", tmp_path / "control.json"),
             model_name="emulated",
             dataset=Dataset.from_list([{"prompt": p.prompt(), "answer": p.answer} for p in problems]),
             reward_funcs=[toy_sum],
@@ -274,7 +274,7 @@ def drained(loop: RolloutLoop) -> dict[str, list[Any]]:
 
 def test_what_the_loop_must_know_travels_to_the_child(tmp_path: Path) -> None:
     rollout_worker = AsyncRolloutWorker(model_name="m", dataset_start_index=7)
-    admission = Admission("rlkit", 512, tmp_path / "cap.jsonl")
+    admission = Admission("rlkit", 512, tmp_path / "cap.jsonl", tmp_path / "control.json")
     teach(SimpleNamespace(rollout_worker=rollout_worker), admission)
     # A checkpoint and a resume ask for this class, and for this argument.
     assert isinstance(rollout_worker, AsyncRolloutWorker)
