@@ -16,6 +16,8 @@ BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"  # close to vermillion and blue in greyscale: only with a dash, a marker or a fill
 GREY = "#8A8F98"  # limits and remainders
 
+X_TITLES: dict[Axis, str] = {"step": "Optimizer step", "minutes": "Minutes since the first logged step"}
+
 _HEIGHT = 340  # px: two figures to a printed page, with their captions
 _EMPTY_HEIGHT = 150  # px: nothing to see, one line to read
 _MANY_POINTS = 200  # closer together than this many, markers of full size hide the line
@@ -95,21 +97,25 @@ def limit(figure: go.Figure, value: float, label: str, *, dash: str = "dash") ->
 
 def x_values(figure: go.Figure, frame: pd.DataFrame, x: Axis) -> pd.Series[float]:
     """Where each row of `frame` stands on the x axis, which gets its title here. Raises BadInput for another `x`."""
-    if x == "step":
-        title, values = "Optimizer step", pd.Series(frame.index.to_numpy(dtype=float), index=frame.index)
-    elif x != "minutes":
-        raise BadInput(f"x: expected step or minutes, got {x!r}")
-    elif not logged(frame, "timestamp"):
-        raise BadInput("x: minutes needs the frame's timestamp column, use step")
-    else:
-        title = "Minutes since the first logged step"
-        values = (frame["timestamp"] - frame["timestamp"].min()).dt.total_seconds() / 60
+    values = positions(frame, x)
     # The same span in every figure, whether it has markers or not, so that they can be read below each other.
     first, last = values.min(), values.max()
     room = (last - first) / 80 or 0.5
     whole = x == "step" and last - first < 10  # few steps: no ticks between them
-    figure.update_xaxes(title={"text": title}, range=[first - room, last + room], dtick=1 if whole else None)
+    figure.update_xaxes(title={"text": X_TITLES[x]}, range=[first - room, last + room], dtick=1 if whole else None)
     return values
+
+
+def positions(frame: pd.DataFrame, x: Axis) -> pd.Series[float]:
+    """Where each row of `frame` stands: its step, or the minutes since the first one. Raises BadInput."""
+    if x == "step":
+        return pd.Series(frame.index.to_numpy(dtype=float), index=frame.index)
+    if x != "minutes":
+        raise BadInput(f"x: expected step or minutes, got {x!r}")
+    if not logged(frame, "timestamp"):
+        raise BadInput("x: minutes needs the frame's timestamp column, use step")
+    minutes: pd.Series[float] = (frame["timestamp"] - frame["timestamp"].min()).dt.total_seconds() / 60
+    return minutes
 
 
 def nothing_logged(figure: go.Figure, frame: pd.DataFrame, metrics: list[str]) -> bool:

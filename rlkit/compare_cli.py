@@ -29,7 +29,7 @@ def compare(
     """Put runs beside each other: the change from one to the next, speed, cost, what bounded each."""
     from rlkit.past_run import open_past_runs
     from rlkit.scoreboard import headline, routing, scoreboard, weight_syncs
-    from rlkit.scoreboard_text import is_published, published_figures, routing_table, scoreboard_table, sync_table
+    from rlkit.scoreboard_text import published_figures, routing_table, scoreboard_table, sync_table
 
     if out is not None and out.suffix != ".html":
         raise BadInput(f"--out {out}: name an HTML file (*.html)")
@@ -50,7 +50,7 @@ def compare(
     terminal.say("Routing", style="bold")
     print_table(routing_table(routed, published))
     if published:
-        terminal.say(is_published(published))
+        terminal.say("In brackets: what was published of the run.")
     if out is not None:
         terminal.say(f"Page: {out}")
 

@@ -21,7 +21,7 @@ SIDES = ("trainer", "generation", "sync", "scoring")
 # Up to here runs are columns, whose figures stand below each other; more are rows, or a page is too narrow for them.
 MOST_COLUMNS = 6
 
-Published = Mapping[str, Mapping[str, Any]]  # by run: the figures of published.json, and its verdict
+Published = Mapping[str, Mapping[str, Any]]  # by run: the figures of published.json, its verdict, cause and next change
 
 NOTHING_PUBLISHED: Published = {}
 
@@ -96,7 +96,7 @@ def published_figures(runs: Mapping[str, PastRun]) -> dict[str, dict[str, Any]]:
             figures |= {f"{name}_share": figures[name] / figures["rollouts"] for name in DECISIONS if name in figures}
         if len(run.frame) != told.steps_run:
             figures = {name: value for name, value in figures.items() if name not in OF_WHOLE_RUN}
-        found[label] = figures | {"verdict": told.verdict}
+        found[label] = figures | {"verdict": told.verdict, "cause": told.cause, "next": told.next_change}
     return found
 
 
@@ -146,9 +146,11 @@ def changes_table(before: PastRun | None, run: PastRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
 
 
-def is_published(published: Published) -> str:
-    """What brackets mean, as a sentence; empty when there are none."""
-    return "In brackets: what was published of the run." if published else ""
+def about(runs: Mapping[str, PastRun], published: Published) -> dict[str, str]:
+    """Which runs these are, in a few words, and what brackets in the tables mean."""
+    engines = dict.fromkeys(run.recipe.engine if run.recipe else UNKNOWN for run in runs.values())
+    facts = {"runs": ", ".join(runs), "engine": ", ".join(engines)}
+    return facts | ({"in brackets:": "what was published of a run"} if published else {})
 
 
 def _rows(frame: pd.DataFrame, lines: Sequence[Line], published: Published) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -24,8 +25,11 @@ from rlkit.simulation.simulate import Simulation, Step, simulate
 from rlkit.tracking import write_run
 
 
-def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
-    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`."""
+def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent, *, stop_after: int | None = None) -> Outcome:
+    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`.
+
+    `stop_after` steps it is left, as by someone who has seen enough: lengths change as over all of the recipe's steps.
+    """
     started = time.monotonic()
     with RunLock(folder) as lock, sigterm_as_exit():
         claim_folder(recipe, folder)
@@ -37,13 +41,13 @@ def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
             on_event(Event("phase", text="simulating (no reward: it has no physics)"))
 
             def tell(step: Step) -> None:
-                total = recipe.train.steps
+                total = min(recipe.train.steps, stop_after or recipe.train.steps)
                 lines.write(json.dumps({"global_step": step.number, **step.metrics}) + "\n")
                 lines.flush()  # who watches the run reads them as it goes
                 on_event(Event("step", step=step.number, total=total, metrics=dict(step.metrics)))
 
             with folder.steps.open("w", encoding="utf-8") as lines:
-                run = simulate(translation.setup, recipe.train.seed, tell)
+                run = simulate(replace(translation.setup, stop_after=stop_after), recipe.train.seed, tell)
             _leave_behind(recipe, folder, run, list(translation.extrapolated))
         except (KeyboardInterrupt, SystemExit):
             lock.note("stopped")

@@ -24,7 +24,7 @@
     layout.font = { ...layout.font, color: ink };
     layout.hoverlabel = { bgcolor: panel, bordercolor: rule, font: { color: ink } };
     layout.modebar = { bgcolor: CLEAR, color: soft, activecolor: ink };
-    for (const axis of ["xaxis", "yaxis"]) {
+    for (const axis of ["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis\d+$/.test(name))]) {
       layout[axis] = { ...layout[axis], gridcolor: rule, linecolor: soft, tickcolor: soft };
     }
     for (const part of theme === "dark" ? data.flatMap((trace) => [trace.line, trace.marker]) : []) {

@@ -83,13 +83,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A published run: its experiment, its figures, and after how many steps it ended (None: the recipe's)."""
+    """A published run: its experiment, its figures, and after how many steps it ended (None: the recipe's).
+
+    Its authors' verdict and cause, and what they changed next.
+    """
 
     name: str
     experiment: str
     figures: dict[str, Any]
     verdict: str | None
     steps_run: int | None
+    cause: str | None = None
+    next_change: str | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -110,6 +115,8 @@ def published_runs() -> list[PublishedRun]:
             figures=run["published"] | run.get("routing", {}),
             verdict=run.get("verdict"),
             steps_run=run.get("steps_run"),
+            cause=run.get("cause"),
+            next_change=run.get("next"),
         )
         for experiment in FOLDERS
         for run in data[experiment]["runs"]
