@@ -37,7 +37,7 @@ WITHIN = 0.05
 # What is assumed of the two costs of one more may well be wrong by a half; then it counts as much as a miss of WITHIN.
 STIFFNESS = 2.0
 # Steps that are simulated of a run: the rest of a long one says the same.
-MOST_STEPS = 60
+MOST_STEPS = 40
 # A row of nothing but repetitions would close by what is trained on only.
 MOST_SHARED = 0.95
 
