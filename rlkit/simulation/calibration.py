@@ -72,12 +72,16 @@ class LoggedRun:
     recipe: Recipe
 
 
-def load_constants(path: Path) -> tuple[Physics, Workload]:
-    """The constants and lengths in a file that `Calibration.save` wrote. Raises BadInput."""
+def load_constants(path: Path, model: str = "") -> tuple[Physics, Workload | None]:
+    """The constants in a file that rlkit calibrate wrote, and its lengths: of `model` where it has those of several.
+
+    None where it has none of this model. Raises BadInput.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Physics(**data["physics"]), Workload(**data["workload"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        lengths = data["workload"] if "workload" in data else data["workloads"].get(model)
+        return Physics(**data["physics"]), None if lengths is None else Workload(**lengths)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not a file of constants that rlkit calibrate wrote ({error})") from None
 
 

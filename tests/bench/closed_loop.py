@@ -1,14 +1,15 @@
-"""Predictions of real runs on this machine: python tests/bench/closed_loop.py [--out FOLDER] [--set FIELD=VALUE] [--json]
+"""Predictions of real runs here: python tests/bench/closed_loop.py [--out FOLDER] [--set FIELD=VALUE] [--json]
 
-Calibrates on one real run of runs/local.yaml, then predicts two recipes of another shape, each before it is run for real:
-one sample in a row instead of a packed row, and eight rollouts in flight instead of 64. The runs that a folder holds
-already are not made again. `--set` changes all three.
+Calibrates on one real run of runs/local.yaml, then predicts two recipes of another shape, each before it is run: one
+sample in a row instead of a packed row, and eight rollouts in flight instead of 64. Runs that the folder holds already
+are not made again. `--set` changes all three.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,11 +59,11 @@ def close_the_loop(out: Path, overrides: Sequence[str] = ()) -> list[Prediction]
     name, steps = SEEN
     _run(out / name, name, steps, overrides)
     constants = out / "constants.json"
-    _rlkit("calibrate", str(out / name), "--out", str(constants), "--json")
+    _rlkit(out, "calibrate", str(out / name), "--out", str(constants), "--json")
     found = []
     for name, steps in HELD_OUT:
         arguments = _recipe(name, steps, overrides)
-        predicted = json.loads(_rlkit("predict", *arguments, "--constants", str(constants), "--json"))
+        predicted = json.loads(_rlkit(out, "predict", *arguments, "--constants", str(constants), "--json"))
         _run(out / name, name, steps, overrides)
         logged, recipe = read_run(RunFolder(out / name))
         real = float(column(settled_steps(logged.frame, recipe), "perf/step_s").mean())
@@ -74,7 +75,7 @@ def close_the_loop(out: Path, overrides: Sequence[str] = ()) -> list[Prediction]
 def _run(folder: Path, name: str, steps: int, overrides: Sequence[str]) -> None:
     if not RunFolder(folder).metrics.exists():
         terminal.say(f"running {name}, {steps} steps", terminal.err)
-        _rlkit("run", *_recipe(name, steps, overrides), "--folder", str(folder), "--no-report", "--json")
+        _rlkit(folder.parent, "run", *_recipe(name, steps, overrides), "--folder", str(folder), "--no-report", "--json")
 
 
 def _recipe(name: str, steps: int, overrides: Sequence[str]) -> list[str]:
@@ -82,9 +83,11 @@ def _recipe(name: str, steps: int, overrides: Sequence[str]) -> list[str]:
     return [str(RUNS / f"{name}.yaml"), *(part for setting in settings for part in ("--set", setting))]
 
 
-def _rlkit(*arguments: str) -> str:
+def _rlkit(out: Path, *arguments: str) -> str:
+    """Stdout of a command, which logs to a trackio of its own: the names are taken in the user's."""
     command = [sys.executable, "-m", "rlkit", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    environment = {**os.environ, "TRACKIO_DIR": str(out.absolute() / "trackio")}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, text=True).stdout
 
 
 def main() -> None:
