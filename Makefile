@@ -66,6 +66,10 @@ bench-routing: $(INSTALLED) ## cache hits and imbalance of the routing rule on a
 bench-transport: $(INSTALLED) ## seconds from the trainer's request to a policy on all replicas, by mount and pushed
 	$(BIN)/python tests/bench/transport.py
 
+.PHONY: bench-closed-loop
+bench-closed-loop: $(INSTALLED) ## three real runs on this machine, two of them predicted from the first
+	$(BIN)/python tests/bench/closed_loop.py $(if $(JSON),--json)
+
 bench-simulator: $(INSTALLED) ## the simulator beside everything published, and the seconds of 200 predictions
 	$(BIN)/rlkit simulate --published
 	$(BIN)/python tests/bench/predictions.py

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
+from rlkit import calibrate_cli, compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -56,6 +56,7 @@ app.add_typer(jobs_cli.app, name="jobs")
 app.command()(sweep_cli.sweep)
 app.command()(compare_cli.compare)
 app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
+calibrate_cli.register(app)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
@@ -167,37 +168,12 @@ def predict(
 
     recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
-    physics, workload = load_constants(constants) if constants else (None, None)
+    physics, workload = load_constants(constants, recipe.model.name) if constants else (None, None)
     prediction = predict_recipe(recipe, seeds, physics, workload)
     if as_json:
         terminal.print_json(prediction.to_dict())
     else:
         terminal.print_prediction(prediction)
-
-
-@app.command()
-def calibrate(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of real runs on this machine.")],
-    out: Annotated[Path, typer.Option(help="The file of constants.")] = Path("constants.json"),
-    as_json: AsJson = False,
-) -> None:
-    """Read the simulator's constants off real runs, for rlkit predict --constants."""
-    from rlkit.results import read_run
-    from rlkit.run_folder import RunFolder
-    from rlkit.simulation.calibration import LoggedRun
-    from rlkit.simulation.calibration import calibrate as calibrate_runs
-
-    runs = []
-    for folder in folders:
-        logged, recipe = read_run(RunFolder(folder))
-        runs.append(LoggedRun(str(folder), logged.frame, recipe))
-    calibration = calibrate_runs(runs)
-    calibration.save(out)
-    if as_json:
-        terminal.print_json(calibration.to_dict())
-    else:
-        terminal.print_calibration(calibration)
-        terminal.say(f"Constants: {out}")
 
 
 @app.command()

@@ -11,5 +11,6 @@ trainer.py   TRL's trainer                                       sync.py      we
 frame.py     a run as trackio and a frame have it           published.py  all published figures, simulated
 cells.py     how each figure is measured, and judged        published.json  the figures themselves
 prediction.py  a recipe's time, cost and verdict            planning.py  the best ways to run a recipe
-calibration.py  constants from a user's own runs
+calibration.py  constants from a user's own runs    published_fit.py  and from the published figures
+fitting.py   least squares for simulations          cores.py  cores that trainer and engines share
 """

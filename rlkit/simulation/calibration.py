@@ -1,9 +1,10 @@
 """Constants for a user's own machine, read off the logs of real runs on it.
 
-Each one has its own metric, so nothing is searched for: the trainer's rows by least squares over steps of different
-length, the iteration by least squares over runs with different numbers in flight (one run alone only scales what is
-assumed), everything else as a median over steps. What a run held out shows is never looked at: it is for checking, with
-`rlkit predict --constants`.
+What has a metric of its own is its median over steps, or its mean. What does not, the trainer's rows and the engines'
+iterations, slows each other down on shared cores and is fitted: the runs are simulated until forward and backward and
+the time of a rollout take what they took. What a token of a row, or a sequence of an iteration, costs beyond the first
+is fitted where the runs differ in it; one run alone scales what is assumed. What a run held out shows is never looked
+at: it is for checking, with `rlkit predict --constants`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
 from rlkit.signals import column, settled_steps
 from rlkit.simulation.constants import Physics, Workload
-from rlkit.simulation.recipes import machine_of, physics_of, setup_of, workload_of
+from rlkit.simulation.fitting import fit
+from rlkit.simulation.recipes import physics_of, setup_of, workload_of
 from rlkit.simulation.simulate import simulate
 
-# Rows shorter or longer than each other by less than this part tell nothing of what a token costs.
+# Rows, or engines, fuller than others by less than this part tell nothing of what one more token, or sequence, costs.
 DISTINCT = 0.1
+
+# What the fit meets, and how near: a percent or two is the noise of a mean.
+FITTED_TO = ("perf/fwd_bwd_s", "rollout/duration_s")
+WITHIN = 0.05
+# What is assumed of the two costs of one more may well be wrong by a half; then it counts as much as a miss of WITHIN.
+STIFFNESS = 2.0
+# Steps that are simulated of a run: the rest of a long one says the same.
+MOST_STEPS = 40
+# A row of nothing but repetitions would close by what is trained on only.
+MOST_SHARED = 0.95
 
 # What a calibration is judged by: the figures it did not read directly.
 JUDGED = ("perf/step_s", "perf/fwd_bwd_s", "perf/rollout_wait_s", "rollout/duration_s", "sample/rollout_queue_size")
@@ -60,12 +72,16 @@ class LoggedRun:
     recipe: Recipe
 
 
-def load_constants(path: Path) -> tuple[Physics, Workload]:
-    """The constants and lengths in a file that `Calibration.save` wrote. Raises BadInput."""
+def load_constants(path: Path, model: str = "") -> tuple[Physics, Workload | None]:
+    """The constants in a file that rlkit calibrate wrote, and its lengths: of `model` where it has those of several.
+
+    None where it has none of this model. Raises BadInput.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Physics(**data["physics"]), Workload(**data["workload"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        lengths = data["workload"] if "workload" in data else data["workloads"].get(model)
+        return Physics(**data["physics"]), None if lengths is None else Workload(**lengths)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not a file of constants that rlkit calibrate wrote ({error})") from None
 
 
@@ -79,11 +95,11 @@ def calibrate(runs: Sequence[LoggedRun]) -> Calibration:
         missing = [name for name in ("perf/fwd_bwd_s", "rollout/duration_s") if column(run.frame, name).isna().all()]
         if missing:
             raise BadInput(f"run {run.name!r}: no {' and no '.join(missing)} after its warm-up to calibrate by")
-    physics = replace(assumed, **_medians(settled, assumed))
-    physics = replace(physics, **_rows(settled, physics))
-    physics = replace(physics, **_iteration(settled, physics))
     workload = _workload(settled)
-    residuals = {run.name: _residuals(run, physics, workload) for run in settled}
+    physics = replace(assumed, **_medians(settled, assumed))
+    physics = replace(physics, **_packing(settled, assumed), **_forward_share(settled, physics))
+    physics = _fitted(settled, physics, workload)
+    residuals = {run.name: _figures(run, physics, workload, JUDGED) for run in settled}
     return Calibration(physics, workload, tuple(run.name for run in runs), residuals)
 
 
@@ -97,7 +113,6 @@ def _medians(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, Any]:
         "score_s": median("rollout/score_s"),
         "pause_s": median("perf/weight_sync_pause_s"),
         "save_s": median("perf/weight_sync_transfer_s"),
-        "microbatch_s": _microbatch_s(runs),
     }
     sync, barrier = median("perf/weight_sync_s"), median("perf/weight_sync_barrier_s") or 0.0
     if sync is not None and all(run.recipe.transport.kind == "merged" for run in runs):
@@ -109,111 +124,146 @@ def _medians(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and hasattr(assumed, name)}
 
 
-def _microbatch_s(runs: Sequence[LoggedRun]) -> float | None:
-    """What is left of a step, per microbatch."""
-    left = []
+def _packing(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, Any]:
+    """What is left of a step: so much a microbatch and so much a sample, as far as the runs tell them apart."""
+    rows = []
     for run in runs:
         of = {name: column(run.frame, f"perf/{name}_s") for name in ("step", "fwd_bwd", "optimizer", "rollout_wait")}
         rest = of["step"] - of["fwd_bwd"] - of["optimizer"].fillna(0) - of["rollout_wait"]
         rest = rest - column(run.frame, "perf/weight_sync_s").fillna(0)
-        left += list((rest / run.recipe.train.gradient_accumulation_steps).dropna())
-    return max(0.0, statistics.median(left)) if left else None
+        samples, left = column(run.frame, "batch/samples_per_step").mean(), rest.median()
+        if math.isfinite(left) and math.isfinite(samples):
+            rows.append((float(run.recipe.train.gradient_accumulation_steps), float(samples), max(0.0, float(left))))
+    if not rows:
+        return {}
+    microbatches, samples, left = (np.asarray(values) for values in zip(*rows, strict=True))
+    if _differ(list(samples / microbatches)):
+        from scipy.optimize import nnls
+
+        each, per_sample = (float(value) for value in nnls(np.stack([microbatches, samples], axis=1), left)[0])
+    else:
+        expected = assumed.microbatch_s * microbatches + assumed.sample_s * samples
+        scale = float(left.sum() / expected.sum())
+        each, per_sample = assumed.microbatch_s * scale, assumed.sample_s * scale
+    return {"microbatch_s": each, "sample_s": per_sample}
 
 
-def _rows(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
-    """Seconds of a row: row_s + row_token_s * tokens, both with gradient checkpointing."""
-    tokens, seconds, forward = [], [], []
+def _forward_share(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
+    forward: list[float] = []
     for run in runs:
         saved = 1.0 if run.recipe.train.gradient_checkpointing else 1 - physics.recompute_share
-        length = column(run.frame, "batch/row_tokens_mean")
-        took = column(run.frame, "perf/fwd_bwd_s") / run.recipe.train.gradient_accumulation_steps / saved
-        known = length.notna() & took.notna()
-        tokens += list(length[known])
-        seconds += list(took[known])
         forward += list((column(run.frame, "perf/fwd_s") / column(run.frame, "perf/fwd_bwd_s") * saved).dropna())
-    machine = machine_of(runs[0].recipe)
-    found = {"forward_share": statistics.median(forward)} if forward else {}
-    if not tokens:
+    return {"forward_share": statistics.median(forward)} if forward else {}
+
+
+def _fitted(runs: Sequence[LoggedRun], physics: Physics, workload: Workload) -> Physics:
+    """Seconds of a row and of an iteration, so that the simulated runs take what the logged ones did."""
+    row_tokens = [_mean(run, "batch/row_tokens_mean") for run in runs]
+    in_flight = [run.recipe.inflight_limit / run.recipe.serve.replicas for run in runs]
+    scaled = [_scale_rows, _scale_iterations]
+    scaled += [_scale_row_tokens] if _differ(row_tokens) else []
+    scaled += [_scale_sequences] if _differ(in_flight) else []
+    loose = 2  # what one run alone tells
+
+    def changed(factors: Sequence[float]) -> Physics:
+        found = physics
+        for scale, factor in zip(scaled, factors, strict=True):
+            found = scale(found, factor)
         return found
-    row_s, token_s = physics.row_s, machine.row_token_s(physics)
-    if max(tokens) > min(tokens) * (1 + DISTINCT):
-        design = np.stack([np.ones(len(tokens)), np.asarray(tokens)], axis=1)
-        row_s, token_s = (float(value) for value in np.linalg.lstsq(design, np.asarray(seconds), rcond=None)[0])
-    if row_s <= 0 or token_s <= 0 or not max(tokens) > min(tokens) * (1 + DISTINCT):
-        # The steps do not tell the two apart: their ratio stays as it was assumed.
-        assumed = [physics.row_s + machine.row_token_s(physics) * length for length in tokens]
-        scale = math.fsum(seconds) / math.fsum(assumed)
-        row_s, token_s = physics.row_s * scale, machine.row_token_s(physics) * scale
-    return found | {"row_s": row_s, "row_mfu": physics.row_mfu * machine.row_token_s(physics) / token_s}
+
+    def residuals(points: list[list[float]]) -> list[list[float]]:
+        return [
+            [
+                math.log(simulated / logged) / WITHIN
+                for run in runs
+                for simulated, logged in _figures(run, changed(point), workload, FITTED_TO).values()
+                if simulated > 0 and logged > 0
+            ]
+            for point in points
+        ]
+
+    stiffness = [0.0] * loose + [STIFFNESS] * (len(scaled) - loose)
+    return changed(fit(len(scaled), residuals, stiffness).factors)
 
 
-def _iteration(runs: Sequence[LoggedRun], physics: Physics) -> dict[str, Any]:
-    """Seconds of an iteration: base + per sequence * sequences that run on an engine, by Little's law."""
-    running, seconds = [], []
-    for run in runs:
-        length, took = _mean(run, "completions/mean_length"), _mean(run, "rollout/duration_s")
-        rate = _mean(run, "rollout/generated_tok_s")
-        if not (length and took and rate):
-            continue
-        engines = run.recipe.serve.replicas * run.recipe.serve.data_parallel_size
-        running.append(rate * took / length / engines)
-        seconds.append(took * _generating(run) / length)
-    if not running:
-        return {}
-    rates = machine_of(runs[0].recipe).rates(physics, runs[0].recipe.lora is not None)
-    fixed = rates.base_s - physics.iteration_s
-    base, each = rates.base_s, rates.sequence_s
-    if len(running) > 1 and max(running) > min(running) * (1 + DISTINCT):
-        design = np.stack([np.ones(len(running)), np.asarray(running)], axis=1)
-        base, each = (float(value) for value in np.linalg.lstsq(design, np.asarray(seconds), rcond=None)[0])
-    if base <= fixed or each <= 0 or len(running) == 1:
-        scale = math.fsum(seconds) / math.fsum(rates.base_s + rates.sequence_s * count for count in running)
-        base, each = rates.base_s * scale, rates.sequence_s * scale
-    return {"iteration_s": max(0.0, base - fixed), "sequence_s": each}
+def _differ(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value]
+    return len(known) > 1 and max(known) > min(known) * (1 + DISTINCT)
 
 
-def _generating(run: LoggedRun) -> float:
-    """Part of the time in which the engines' clocks run: a weight sync stops them."""
-    syncs, steps = column(run.frame, "perf/weight_sync_s").sum(), column(run.frame, "perf/step_s").sum()
-    return 1.0 - float(min(0.9, syncs / steps)) if steps > 0 else 1.0
+def _scale_rows(physics: Physics, factor: float) -> Physics:
+    return replace(physics, row_s=physics.row_s * factor, row_mfu=physics.row_mfu / factor)
+
+
+def _scale_row_tokens(physics: Physics, factor: float) -> Physics:
+    return replace(physics, row_mfu=physics.row_mfu / factor)
+
+
+def _scale_iterations(physics: Physics, factor: float) -> Physics:
+    return replace(physics, iteration_s=physics.iteration_s * factor, sequence_s=physics.sequence_s * factor)
+
+
+def _scale_sequences(physics: Physics, factor: float) -> Physics:
+    return replace(physics, sequence_s=physics.sequence_s * factor)
 
 
 def _workload(runs: Sequence[LoggedRun]) -> Workload:
-    """Lengths: the completions of the first and the last quarter of the first run, extended to its ends."""
-    first = runs[0]
-    assumed = workload_of(first.recipe)
-    lengths = column(first.frame, "completions/mean_length").dropna()
-    prompt = _mean(first, "sample/forwarded_tokens_mean"), _mean(first, "sample/trained_tokens_mean")
-    prompt_tokens = assumed.prompt_tokens if None in prompt else round((prompt[0] or 0.0) - (prompt[1] or 0.0))
-    if lengths.empty:
-        return replace(assumed, prompt_tokens=prompt_tokens)
-    quarter = max(1, len(lengths) // 4)
+    """Lengths: the completions of the first and the last quarter of the longest run, extended to its ends."""
+    longest = max(runs, key=lambda run: len(run.frame))
+    assumed = workload_of(longest.recipe)
+    forwarded, trained = _mean(longest, "sample/forwarded_tokens_mean"), _mean(longest, "sample/trained_tokens_mean")
+    prompt_tokens = assumed.prompt_tokens
+    if forwarded is not None and trained is not None:
+        prompt_tokens = max(1, round(forwarded - trained))
+    template_tokens = min(assumed.template_tokens, prompt_tokens)
+    found = replace(assumed, prompt_tokens=prompt_tokens, template_tokens=template_tokens)
+    lengths = column(longest.frame, "completions/mean_length").dropna()
+    if not lengths.empty:
+        quarter = max(1, len(lengths) // 4)
+        first, last = lengths.iloc[:quarter], lengths.iloc[-quarter:]
+        start, end = float(first.mean()), float(last.mean())
+        between = float(np.mean(last.index) - np.mean(first.index))
+        slope = (end - start) / between if between > 0 else 0.0
+        steps = longest.recipe.train.steps
+        mean_start = max(1.0, start - slope * float(np.mean(first.index)))
+        mean_end = max(1.0, end + slope * (steps - float(np.mean(last.index))))
+        found = replace(found, mean_start=mean_start, mean_end=mean_end, over_steps=steps)
+    shares = [share for run in runs if (share := _shared_completion(run, found)) is not None]
     return replace(
-        assumed,
-        mean_start=float(lengths.iloc[:quarter].mean()),
-        mean_end=float(lengths.iloc[-quarter:].mean()),
-        prompt_tokens=max(1, prompt_tokens),
-        template_tokens=min(assumed.template_tokens, max(1, prompt_tokens)),
+        found,
+        folds_prompts=bool(shares) or found.folds_prompts,
+        shared_completion=statistics.fmean(shares) if shares else found.shared_completion,
     )
 
 
-def _residuals(run: LoggedRun, physics: Physics, workload: Workload) -> dict[str, tuple[float, float]]:
-    simulated = simulate(setup_of(run.recipe, physics, workload))
-    steps = [step.metrics for step in simulated.steps[len(simulated.steps) // 5 :]]
+def _shared_completion(run: LoggedRun, workload: Workload) -> float | None:
+    """The part of a completion that its row has already, where rows are trees and hold whole groups."""
+    ratio, each = column(run.frame, "batch/packing_ratio").dropna(), run.recipe.sampling.num_generations
+    samples, tokens = _mean(run, "batch/samples_per_row"), _mean(run, "batch/row_tokens_mean")
+    length = _mean(run, "sample/trained_tokens_mean")
+    if ratio.empty or not (samples and tokens and length) or samples < each or each < 2:
+        return None
+    prompts = workload.template_tokens + samples / each * (workload.prompt_tokens - workload.template_tokens)
+    new = (tokens - prompts) / (samples * length)  # the first of a group is all new
+    return min(MOST_SHARED, max(0.0, (1 - new) * each / (each - 1)))
+
+
+def _figures(
+    run: LoggedRun, physics: Physics, workload: Workload, names: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """(simulated, logged) means of figures over the same steps, as many as are simulated."""
+    last = min(run.recipe.train.steps, int(run.frame.index.max()), MOST_STEPS)
+    simulated = simulate(replace(setup_of(run.recipe, physics, workload), stop_after=last))
+    frame = run.frame[run.frame.index <= last]
+    steps = [step.metrics for step in simulated.steps if step.number >= frame.index.min()]
     found = {}
-    for name in JUDGED:
-        logged, values = _mean(run, name), [step[name] for step in steps if name in step]
-        if logged is not None and values:
-            found[name] = (statistics.fmean(values), logged)
+    for name in names:
+        logged, values = column(frame, name).mean(), [step[name] for step in steps if name in step]
+        if math.isfinite(logged) and values:
+            found[name] = (statistics.fmean(values), float(logged))
     return found
 
 
 def _mean(run: LoggedRun, name: str) -> float | None:
     value = float(column(run.frame, name).mean())
     return value if math.isfinite(value) else None
-
-
-def changed(physics: Physics, assumed: Physics) -> dict[str, tuple[float, float]]:
-    """The constants that a calibration changed: (assumed, calibrated)."""
-    pairs = {item.name: (getattr(assumed, item.name), getattr(physics, item.name)) for item in fields(Physics)}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -105,6 +105,9 @@ class Physics:
         "s/microbatch",
         "measured: 4.5 ms in steps of 64 microbatches, 16 ms in steps of 4 (TRL 1.16 on two cores)",
     )
+    sample_s: float = _known(
+        0.0, "s/sample", "packing a sample, beside the microbatch it is in; microbatch_s was measured with it"
+    )
     fetch_s: float = _known(0.33e-3, "s/sample", "measured: a full queue's wait per sample, TRL 1.16 on two cores")
     # The rollout worker.
     score_s: float = _known(
@@ -136,11 +139,22 @@ class Physics:
         "pause, full weights over NCCL, resume; no figure of it is published",
         "kv8g-cap:wall_clock_min",
     )
+    # A machine whose trainer and replicas share their cores.
+    shared_cores: float = _known(0.0, "cores", "none is shared: trainer and replicas have GPUs of their own")
+    trainer_cores: float = _known(
+        1.0, "cores", "what the trainer keeps busy while it computes; of no effect unless shared"
+    )
+    engine_cores: float = _known(1.0, "cores", "what one engine keeps busy; of no effect unless shared")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What an experiment generated. Means are over completions, at the first and the last step of its recipe."""
+    """What an experiment generated, and how it was packed.
+
+    Means are over completions, at the first step and after `over_steps` (None: at the last step of the recipe).
+    `folds_prompts`: rows are trees, as TRL packs them from 1.16 on (the published runs had 1.14), and
+    `shared_completion` is the part of a completion that it has in common with those of its group.
+    """
 
     mean_start: float
     mean_end: float
@@ -151,6 +165,9 @@ class Workload:
     template_tokens: int
     prompt_deviation: float
     trainer_factor: float = 1.0
+    over_steps: int | None = None
+    folds_prompts: bool = False
+    shared_completion: float = 0.0
 
 
 # Lengths are lognormal, cut off at max_completion_length: log-deviations between prompts and within the rollouts of
@@ -180,37 +197,44 @@ ADAPTIVE_CAP = Workload(
     trainer_factor=0.43,
 )
 
-# A machine without a GPU, for the toy models: read off the log of one real run of TRL 1.16 and vLLM 0.31 on two cores,
-# which trainer and replicas share. `rlkit calibrate` makes better ones of a user's own runs.
+# A machine without a GPU, for the toy models: `rlkit calibrate` on the logs of three real runs of TRL 1.16 and vLLM
+# 0.31 on two cores, runs/local.yaml and its two lopsided ones; it makes better ones of a user's own runs. The trainer's
+# 1.5 cores: a row of the trainer-bound run, whose servers hardly work, takes 1/1.75 of what it takes beside them.
 TWO_CORES = Physics(
-    iteration_s=0.012,
+    iteration_s=0.0090,
     lora_iteration_s=0.0,
-    sequence_s=0.62e-3,
+    sequence_s=0.25e-3,
     cache_read_fraction=1.0,
     prefill_mfu=0.1,
-    row_s=0.0311,
-    row_mfu=0.0428,
+    row_s=0.0110,
+    row_mfu=0.100,
     recompute_share=0.31,
-    optimizer_s=0.0014,
-    forward_share=0.33,
-    microbatch_s=0.016,
-    score_s=0.007,
-    pause_s=0.08,
-    save_s=0.04,
+    optimizer_s=0.0009,
+    forward_share=0.35,
+    microbatch_s=0.00126,
+    sample_s=0.31e-3,
+    score_s=0.0037,
+    pause_s=0.044,
+    save_s=0.016,
     lag_s=0.0,
     lag_deviation_s=0.0,
-    load_s=0.035,
+    load_s=0.025,
     push_s=0.05,
+    shared_cores=2.0,
+    trainer_cores=1.5,
 )
 TOY = Workload(
-    mean_start=14.0,
-    mean_end=23.0,
+    mean_start=12.5,
+    mean_end=22.8,
     between_prompts=0.1,
     within_prompt=0.25,
     prompts=7290,
     prompt_tokens=65,
     template_tokens=60,
     prompt_deviation=0.5,
+    over_steps=48,
+    folds_prompts=True,
+    shared_completion=0.69,
 )
 TOY_UNTRAINED = Workload(
     mean_start=200.0,
@@ -221,6 +245,7 @@ TOY_UNTRAINED = Workload(
     prompt_tokens=65,
     template_tokens=60,
     prompt_deviation=0.5,
+    folds_prompts=True,
 )
 
 _PACKED = ("r1-dp2-tb16k:batch/samples_per_step", "r1-dp3-inflight384:batch/samples_per_step")

@@ -40,6 +40,9 @@ class Fleet:
         self._chain_of: tuple[int, int] | None = None
         self._chain = b""
         self._places: dict[Rollout, tuple[Routed, Routed, int]] = {}
+        self.speed = 1.0
+        self._computing = False
+        self._on_speed: Callable[[], None] | None = None
         if setup.pauses is not None:
             loop.at(setup.pauses.every_s, self._pause_for_a_while)
 
@@ -79,6 +82,15 @@ class Fleet:
             engine.resume(self._loop.now)
             self._reschedule(number)
 
+    def trainer_computes(self, computing: bool) -> None:
+        """The trainer begins or ends to want the cores that it may share with the engines."""
+        self._computing = computing
+        self._share_cores()
+
+    def when_speed_changes(self, told: Callable[[], None]) -> None:
+        """Call `told` whenever `speed`, of everybody on shared cores, becomes another one."""
+        self._on_speed = told
+
     def states(self) -> dict[str, ReplicaState | None]:
         """What the servers' /metrics pages would say now; preemptions since the last reading."""
         states: dict[str, ReplicaState | None] = {}
@@ -107,6 +119,23 @@ class Fleet:
         return states
 
     def _reschedule(self, number: int) -> None:
+        self._schedule(number)
+        if self._setup.cores.cores:
+            self._share_cores()
+
+    def _share_cores(self) -> None:
+        busy = sum(engine.running > 0 and not engine.paused for engine in self.engines)
+        speed = self._setup.cores.speed(busy, self._computing)
+        if speed == self.speed:
+            return
+        self.speed = speed
+        for number, engine in enumerate(self.engines):
+            engine.set_speed(self._loop.now, speed)
+            self._schedule(number)
+        if self._on_speed is not None:
+            self._on_speed()
+
+    def _schedule(self, number: int) -> None:
         self._turns[number] += 1
         at = self.engines[number].next_at
         if at < float("inf"):

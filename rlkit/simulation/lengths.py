@@ -18,10 +18,11 @@ PROMPT_SEED = 1234
 
 # The shortest prompt and completion, in tokens: below, a lognormal's tail means nothing.
 SHORTEST_PROMPT = 40
-SHORTEST_COMPLETION = 16
+SHORTEST_COMPLETION = 4
 
-# Means are met to this many tokens, so that few of them have to be solved for.
+# Means are met to this many tokens, so that few of them have to be solved for; those of few tokens to one.
 MEAN_STEP = 10
+FEW_TOKENS = 100
 
 # Halvings of an interval of twelve e-folds: far below a token.
 BISECTIONS = 50
@@ -72,9 +73,10 @@ class Lengths:
 
     def _centre(self, mean: float) -> float:
         """The lognormal's mu whose mean, cut at `longest`, is `mean`."""
-        key = max(1, round(mean / MEAN_STEP))
+        step = MEAN_STEP if mean >= FEW_TOKENS else 1
+        key = max(1, round(mean / step)) * step
         if key not in self._centres:
-            wanted = min(key * MEAN_STEP, 0.98 * self.longest) if mean >= MEAN_STEP else mean
+            wanted = min(key, 0.98 * self.longest)
             low, high = 0.0, 14.0
             for _ in range(BISECTIONS):
                 middle = (low + high) / 2

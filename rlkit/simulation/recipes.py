@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
+from rlkit.simulation.batches import Sharing
 from rlkit.simulation.constants import (
     ADAPTIVE_CAP,
     BETWEEN_PROMPTS,
@@ -18,6 +19,7 @@ from rlkit.simulation.constants import (
     Physics,
     Workload,
 )
+from rlkit.simulation.cores import SharedCores
 from rlkit.simulation.hardware import CPU_FLAVOR, FITTED_GPU, MODELS, Machine, gpu, model_shape
 from rlkit.simulation.lengths import lengths_of
 from rlkit.simulation.replica import Capacity
@@ -120,7 +122,7 @@ def _setup(recipe: Recipe, physics: Physics, machine: Machine, workload: Workloa
             Engine(server, capacity, rates) for server in range(serve.replicas) for _ in range(serve.data_parallel_size)
         ),
         lengths=lengths_of(workload, sampling.max_completion_length),
-        trainer=_trainer(recipe, physics, machine, workload.trainer_factor),
+        trainer=_trainer(recipe, physics, machine, workload),
         sync=_sync(recipe, physics),
         routing=RoutingSetup(
             recipe.routing.policy, recipe.routing.spill_threshold, recipe.routing.block_size or block_size, adapters
@@ -135,6 +137,8 @@ def _setup(recipe: Recipe, physics: Physics, machine: Machine, workload: Workloa
         score_variation=physics.score_variation,
         poll_s=physics.poll_s,
         score_queue_groups=physics.score_queue_groups,
+        lengths_over=workload.over_steps,
+        cores=SharedCores(physics.shared_cores, physics.trainer_cores, physics.engine_cores),
     )
 
 
@@ -147,8 +151,9 @@ def _kv_tokens(recipe: Recipe, machine: Machine, block_size: int) -> float:
     return machine.kv_tokens(serve.gpu_memory_utilization)
 
 
-def _trainer(recipe: Recipe, physics: Physics, machine: Machine, factor: float) -> TrainerSetup:
-    train = recipe.train
+def _trainer(recipe: Recipe, physics: Physics, machine: Machine, workload: Workload) -> TrainerSetup:
+    train, factor = recipe.train, workload.trainer_factor
+    sharing = Sharing(workload.template_tokens, workload.shared_completion) if workload.folds_prompts else None
     return TrainerSetup(
         processes=train.processes,
         token_budget=recipe.serve.max_model_len if train.token_budget is None else train.token_budget,
@@ -160,10 +165,12 @@ def _trainer(recipe: Recipe, physics: Physics, machine: Machine, factor: float) 
         recompute_share=physics.recompute_share,
         forward_share=physics.forward_share,
         microbatch_s=physics.microbatch_s,
+        sample_s=physics.sample_s,
         fetch_s=physics.fetch_s,
         optimizer_s=physics.optimizer_s,
         flops_per_token=machine.model.flops_per_token,
         peak_flops=machine.trainer.peak_flops,
+        sharing=sharing,
     )
 
 

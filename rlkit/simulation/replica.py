@@ -105,6 +105,7 @@ class FluidReplica:
         self._block = capacity.block_size
         self._blocks = capacity.kv_tokens / capacity.block_size
         self._now = 0.0
+        self._speed = 1.0
         self._iterations = 0.0
         self._tokens = 0.0
         self._used = 0.0
@@ -181,12 +182,19 @@ class FluidReplica:
         self._admit()
         self._plan()
 
+    def set_speed(self, now: float, speed: float) -> None:
+        """Go on at a part of its speed, 0 to 1: others want the same cores."""
+        self.advance(now)
+        self.next_at = now + (self.next_at - now) * self._speed / speed
+        self._speed = speed
+
     def advance(self, now: float) -> None:
         """Bring tokens and blocks up to date; changes nothing else."""
         seconds, self._now = now - self._now, now
         if seconds <= 0 or self.paused or not self.running:
             return
         self.running_seconds += self.running * seconds
+        seconds *= self._speed
         if self._stall >= seconds:
             self._stall -= seconds
             return
@@ -225,10 +233,10 @@ class FluidReplica:
         if self.running > 1:
             to_full = max(0.0, (self._blocks - self._used) * self._block / self.running)
         if to_end <= to_full:
-            self.next_at = self._now + self._seconds(to_end)
+            self.next_at = self._now + self._seconds(to_end) / self._speed
         else:
             self._next = "full"
-            self.next_at = self._now + self._seconds(to_full)
+            self.next_at = self._now + self._seconds(to_full) / self._speed
 
     def _admit(self) -> None:
         waiting = self.waiting
@@ -295,7 +303,7 @@ class FluidReplica:
                 self._put_back(sequence)
         # The scheduler admits nobody in the iteration that preempted. No sequence goes beyond its end in it.
         self._next = "schedule"
-        self.next_at = self._now + self._seconds(min(1.0, self._iterations_to_end()))
+        self.next_at = self._now + self._seconds(min(1.0, self._iterations_to_end())) / self._speed
 
     def _iterations_to_end(self) -> float:
         """Until the first of the running sequences ends; there is one."""

@@ -12,6 +12,8 @@ from typing import Literal
 
 from rlkit.admission.law import Law, Policy, make_law
 from rlkit.serving.router import Policy as RoutingPolicy
+from rlkit.simulation.batches import Sharing
+from rlkit.simulation.cores import ALONE, SharedCores
 from rlkit.simulation.lengths import Lengths
 from rlkit.simulation.replica import Capacity, Rates
 
@@ -57,10 +59,12 @@ class TrainerSetup:
     recompute_share: float = 0.0
     forward_share: float = 0.25
     microbatch_s: float = 0.0
+    sample_s: float = 0.0
     fetch_s: float = 0.0
     optimizer_s: float = 0.0
     flops_per_token: Callable[[int], float] | None = None  # None: no MFU is logged
     peak_flops: float | None = None
+    sharing: Sharing | None = None  # None: every sample is forwarded whole
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class Setup:
     score_queue_groups: int = 16
     pauses: Pauses | None = None
     stop_after: int | None = None  # steps; the lengths still change over all of `steps`
+    lengths_over: int | None = None  # steps over which the lengths change, else `steps`
+    cores: SharedCores = ALONE
 
     @property
     def servers(self) -> int:

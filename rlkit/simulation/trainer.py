@@ -3,6 +3,7 @@
 * All microbatches of a step are fetched at its beginning, and accelerate's dispatcher holds one more.
 * A row takes row_s + row_token_s * (tokens of the longest rank) with gradient checkpointing, less by `recompute_share`
   without. A step is the sum of its microbatches and their waits, the optimizer, and the sync on steps that sync.
+* On shared cores a step takes longer while engines are at work, and they while the trainer is.
 * A sample older than `max_staleness` versions when it is fetched is dropped.
 """
 
@@ -13,6 +14,7 @@ import random
 from collections.abc import Callable
 
 from rlkit.simulation.batches import FixedCount, Planner, Row, TokenBudget
+from rlkit.simulation.cores import Work
 from rlkit.simulation.events import EventLoop
 from rlkit.simulation.setup import Setup
 from rlkit.simulation.sync import Publisher, Sync
@@ -47,6 +49,9 @@ class Trainer:
         self._wait_s = 0.0
         self._ended_at: float | None = None
         self._fwd_bwd_s = 0.0
+        self._fwd_s = 0.0
+        self._work: Work | None = None
+        self._turn = 0
         self._groups: set[int] = set()
 
     def start(self) -> None:
@@ -54,11 +59,12 @@ class Trainer:
         self._sync(self._begin)
 
     def progress(self) -> float:
-        """The part of the run's steps that is done."""
-        return self.step / self._setup.steps
+        """The part of the run's steps that is done, or of those over which the lengths change."""
+        return self.step / (self._setup.lengths_over or self._setup.steps)
 
     def _begin(self) -> None:
         self._worker.start()
+        self._worker.fleet.when_speed_changes(self._speed_changed)
         self._fetch()
 
     def _fetch(self) -> None:
@@ -95,10 +101,11 @@ class Trainer:
         trainer = self._setup.trainer
         self._microbatches.append(microbatch)
         fetch_s = trainer.fetch_s * self._fetched
+        packing_s = trainer.microbatch_s + trainer.sample_s * sum(len(row.samples) for row in microbatch)
         self._fetched = 0
         self._wait_s += fetch_s
         enough = len(self._microbatches) > trainer.gradient_accumulation_steps
-        self._loop.after(trainer.microbatch_s + fetch_s, self._compute if enough else self._fetch)
+        self._loop.after(packing_s + fetch_s, self._compute if enough else self._fetch)
 
     def _compute(self) -> None:
         trainer = self._setup.trainer
@@ -107,8 +114,32 @@ class Trainer:
         ]
         checkpointed = math.fsum(seconds)
         self._fwd_bwd_s = checkpointed * (1.0 if trainer.gradient_checkpointing else 1 - trainer.recompute_share)
-        self._window.add("perf/fwd_s", checkpointed * trainer.forward_share)
-        self._loop.after(self._fwd_bwd_s + trainer.optimizer_s, self._stepped)
+        self._fwd_s = checkpointed * trainer.forward_share
+        self._worker.fleet.trainer_computes(True)
+        self._work = Work(self._loop.now, self._fwd_bwd_s + trainer.optimizer_s, self._worker.fleet.speed)
+        self._plan_work()
+
+    def _speed_changed(self) -> None:
+        if self._work is not None:
+            self._work.change(self._loop.now, self._worker.fleet.speed)
+            self._plan_work()
+
+    def _plan_work(self) -> None:
+        assert self._work is not None
+        self._turn += 1
+        self._loop.after(self._work.seconds_left, self._computed, self._turn)
+
+    def _computed(self, turn: int) -> None:
+        if turn != self._turn or self._work is None:
+            return  # the speed has changed in between
+        if self._work.slowed:
+            took = self._loop.now - self._work.began_at - self._setup.trainer.optimizer_s
+            self._fwd_s *= took / self._fwd_bwd_s
+            self._fwd_bwd_s = took
+        self._work = None
+        self._window.add("perf/fwd_s", self._fwd_s)
+        self._worker.fleet.trainer_computes(False)
+        self._stepped()
 
     def _stepped(self) -> None:
         self.step += 1
@@ -155,7 +186,8 @@ class Trainer:
         """What TRL logs at the end of a step of what was in it."""
         window, trainer, fwd_bwd_s = self._window, self._setup.trainer, self._fwd_bwd_s
         samples = [sample for rows in microbatches for row in rows for sample in row.samples]
-        forwarded = sum(sample.tokens for sample in samples)
+        whole = sum(sample.tokens for sample in samples)
+        forwarded = sum(row.tokens for rows in microbatches for row in rows)
         trained = sum(sample.completion_tokens for sample in samples)
         self.trained_samples += len(samples)
         self.trained_tokens += trained
@@ -170,7 +202,7 @@ class Trainer:
         window.add("batch/groups_per_step", float(len(groups - self._groups)))
         # A group lies in the queue as a whole: only the last step's can go on in this one.
         self._groups = groups
-        window.add_ratio("batch/masked_token_frac", forwarded - trained, forwarded)
+        window.add_ratio("batch/masked_token_frac", whole - trained, whole)
         window.add_ratio("perf/forwarded_tok_s_fwd_bwd", forwarded, fwd_bwd_s)
         weighted = 0.0
         for rows in microbatches:
@@ -194,22 +226,24 @@ class Trainer:
         samples = [sample for row in rows for sample in row.samples]
         lengths, tokens = [sample.tokens for sample in samples], [row.tokens for row in rows]
         loads = [row.load for row in rows]
-        whole = sum(lengths)
+        whole, forwarded = sum(lengths), sum(tokens)
         window.add("sample/forwarded_tokens_mean", whole / len(samples))
         window.add("sample/forwarded_tokens_max", float(max(lengths)))
         window.add("sample/trained_tokens_mean", sum(sample.completion_tokens for sample in samples) / len(samples))
         window.add("batch/samples_per_row", len(samples) / len(rows))
-        window.add("batch/row_tokens_mean", whole / len(rows))
+        window.add("batch/row_tokens_mean", forwarded / len(rows))
         window.add("batch/row_tokens_max", float(max(tokens)))
         window.add("batch/row_imbalance", max(loads) * len(rows) / sum(loads))
-        window.add_ratio("batch/pad_frac", max(tokens) * len(rows) - whole, max(tokens) * len(rows))
+        window.add_ratio("batch/pad_frac", max(tokens) * len(rows) - forwarded, max(tokens) * len(rows))
         if self._setup.trainer.token_budget:
-            window.add_ratio("batch/row_fill_frac", whole, self._setup.trainer.token_budget * len(rows))
-        return whole * whole / len(samples)
+            window.add_ratio("batch/row_fill_frac", forwarded, self._setup.trainer.token_budget * len(rows))
+        if self._setup.trainer.sharing is not None:
+            window.add_ratio("batch/packing_ratio", whole, forwarded)
+        return forwarded * forwarded / len(samples)
 
 
 def _planner(setup: Setup) -> Planner:
     trainer = setup.trainer
     if trainer.token_budget:
-        return TokenBudget(trainer.processes, trainer.token_budget)
-    return FixedCount(trainer.processes, trainer.per_device_train_batch_size)
+        return TokenBudget(trainer.processes, trainer.token_budget, trainer.sharing)
+    return FixedCount(trainer.processes, trainer.per_device_train_batch_size, trainer.sharing)

@@ -1,0 +1,109 @@
+"""`rlkit calibrate`: the simulator's constants, from a user's own runs or from the published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlkit import terminal
+from rlkit.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlkit.simulation.published_fit import PublishedFit
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(calibrate)
+
+
+def calibrate(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folders of real runs on this machine.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file of constants.")] = Path("constants.json"),
+    published: Annotated[
+        bool, typer.Option("--published", help="Fit to the published figures instead: minutes of CPU.")
+    ] = False,
+    hold_out: Annotated[
+        list[str] | None,
+        typer.Option("--hold-out", metavar="CELL", help="Do not look at RUN:FIGURE, or at a whole RUN; repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="CONSTANT", help="Fit just this constant; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit the simulator's constants to real runs, for rlkit predict --constants, or to what was published."""
+    if published == bool(folders):
+        raise BadInput("calibrate: name folders of real runs, or give --published")
+    if not out.absolute().parent.is_dir():
+        raise BadInput(f"--out {out}: there is no folder {out.absolute().parent}")
+    if published:
+        from rlkit.simulation.published_fit import fit_published
+
+        with _simulations() as told:
+            fitted = fit_published(hold_out or (), only or (), on_simulated=told)
+        fitted.save(out)
+        if as_json:
+            terminal.print_json(fitted.to_dict())
+        else:
+            _print_fit(fitted)
+            terminal.say(f"Constants: {out}")
+        return
+    if hold_out or only:
+        raise BadInput("--hold-out and --only: belong to --published; runs that are not named are held out")
+    from rlkit.results import read_run
+    from rlkit.run_folder import RunFolder
+    from rlkit.simulation.calibration import LoggedRun
+    from rlkit.simulation.calibration import calibrate as calibrate_runs
+
+    runs = []
+    for folder in folders or []:
+        logged, recipe = read_run(RunFolder(folder))
+        runs.append(LoggedRun(str(folder), logged.frame, recipe))
+    calibration = calibrate_runs(runs)
+    calibration.save(out)
+    if as_json:
+        terminal.print_json(calibration.to_dict())
+    else:
+        terminal.print_calibration(calibration)
+        terminal.say(f"Constants: {out}")
+
+
+@contextmanager
+def _simulations() -> Iterator[Callable[[int, int], None]]:
+    """A bar of simulations done on a terminal, a line every so many elsewhere."""
+    if not terminal.err.is_terminal:
+        yield (
+            lambda done, planned: (
+                terminal.say(f"{done} of about {planned} simulations", terminal.err) if done % 20 == 0 else None
+            )
+        )
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("simulations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=terminal.err, transient=True) as progress:
+        task = progress.add_task("simulations", total=None)
+        yield lambda done, planned: progress.update(task, completed=done, total=planned)
+
+
+def _print_fit(fitted: PublishedFit) -> None:
+    from rich.table import Table
+
+    constants = Table("constant", "before", "after", "change", box=None)
+    for name, (before, after) in fitted.values.items():
+        constants.add_row(name, f"{before:.4g}", f"{after:.4g}", f"{after / before - 1:+.1%}")
+    terminal.print_table(constants)
+    cells = Table("cell", "published", "before", "after", "error", "", box=None)
+    for cell in fitted.cells:
+        figures = (f"{cell.published:.4g}", f"{cell.before:.4g}", f"{cell.after:.4g}", f"{cell.error:+.1%}")
+        cells.add_row(cell.cell, *figures, "" if cell.fitted else "held out")
+    terminal.print_table(cells)
