@@ -152,11 +152,7 @@ def advise(
     twin = fit_twin(frame, recipe)
     settled = settled_steps(frame, recipe)
     signals = measure(settled, recipe)
-    measured_s = mean_step_s(frame, recipe)
-    minutes = run_minutes(frame, recipe, steps or recipe.train.steps)
-    if measured_s is None or minutes is None:
-        raise BadInput("the run has no timed step after its warm-up: nothing to predict by")
-    here = _figures(recipe, measured_s, minutes, signals)
+    here = measured_figures(frame, recipe, steps)
     refused: list[Refused] = []
     candidates = list(_candidates(_situation(recipe, twin, signals), signals, learning, objective, refused))
     whole = steps or recipe.train.steps
@@ -235,7 +231,7 @@ def _is_vain(change: Change, wait: float | None) -> bool:
 def _pairs(
     found: Sequence[Advice], candidates: Sequence[Candidate], recipe: Recipe, refused: list[Refused]
 ) -> Iterator[Candidate]:
-    """A faster trainer and faster generation at once: where the two are about as fast, neither alone brings anything."""
+    """A faster trainer and faster generation at once: between equals neither alone brings anything."""
     gains = {one.overrides: one.gain for one in found}
     sides: dict[str, list[Change]] = {"trainer": [], "generation": []}
     for change, _, _ in candidates:
@@ -291,7 +287,7 @@ def _advices(
                 change.overrides,
                 tuple(recipe_diff(recipe, new)),
                 predicted,
-                1 - _score(predicted, objective, limits) / _score(here, objective, limits),
+                1 - score(predicted, objective, limits) / score(here, objective, limits),
                 (*change.side_effects, *_effects(base, one, memory)),
                 change.learning,
             )
@@ -299,7 +295,7 @@ def _advices(
     return found
 
 
-def _score(figures: Figures, objective: Objective, limits: Limits) -> float:
+def score(figures: Figures, objective: Objective, limits: Limits) -> float:
     """What is to be small: minutes or cost, times what exceeds a limit."""
     of = figures.wall_clock_min if objective == "time" else figures.cost
     return of * limits.excess(figures.wall_clock_min, figures.usd)
@@ -364,7 +360,12 @@ def _situation(recipe: Recipe, twin: Twin, signals: Signals) -> Situation:
     return Situation(recipe, samples, tokens)
 
 
-def _figures(recipe: Recipe, step_s: float, minutes: float, signals: Signals) -> Figures:
+def measured_figures(frame: pd.DataFrame, recipe: Recipe, steps: int | None = None) -> Figures:
+    """What the run in `frame` says of `steps` steps (None: the recipe's). Raises BadInput when no step is timed."""
+    step_s, minutes = mean_step_s(frame, recipe), run_minutes(frame, recipe, steps or recipe.train.steps)
+    if step_s is None or minutes is None:
+        raise BadInput("the run has no timed step after its warm-up: nothing to predict by")
+    signals = measure(settled_steps(frame, recipe), recipe)
     return Figures(
         step_s,
         minutes,

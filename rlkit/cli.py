@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import calibrate_cli, compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
+from rlkit import advice_cli, calibrate_cli, compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -57,6 +57,7 @@ app.command()(sweep_cli.sweep)
 app.command()(compare_cli.compare)
 app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
 calibrate_cli.register(app)
+advice_cli.register(app)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]

@@ -66,7 +66,7 @@ class Situation:
         return self.recipe.hardware.replica.lower() == CPU_FLAVOR
 
     def queue_for(self, in_flight: int) -> int:
-        """Samples the queue may hold: room for what is in flight, and nothing that would be too old when it is taken."""
+        """Samples the queue may hold: room for what is in flight, and nothing that would be too old."""
         samples = math.ceil(self.samples_per_step)
         fresh = math.floor(self.recipe.fresh_samples(self.samples_per_step))
         return max(samples, min(QUEUE_PER_INFLIGHT * in_flight, fresh - in_flight))
@@ -76,10 +76,7 @@ Rule = Callable[[Situation], Iterator[Change]]
 
 
 def remedies(situation: Situation, learning: bool = False, cost: bool = False) -> list[Change]:
-    """Every change that the recipe allows; with `cost` also what saves money and no time, with `learning` what is learned.
-
-    The samples of a step are never fewer than they were.
-    """
+    """Every change that the recipe allows; with `cost` also what saves money alone, with `learning` what is learned."""
     rules = [*RULES, *(COST_RULES if cost else ()), *(LEARNING_RULES if learning else ())]
     return [change for rule in rules for change in rule(situation)]
 

@@ -76,7 +76,7 @@ def row_tokens(recipe: Recipe) -> int:
 
 
 def _weights(recipe: Recipe, machine: Machine) -> float:
-    """Master weights shared among the ranks, a whole copy in the compute precision, and AdamW's where all are trained."""
+    """Master weights shared among the ranks, a whole copy in the compute precision, AdamW's where all are trained."""
     model, ranks = machine.model, recipe.train.processes
     weights = model.parameters + model.vocabulary * model.hidden
     master = weights * (4.0 if recipe.model.dtype == "float32" else 2.0) / ranks

@@ -1,9 +1,9 @@
 """A simulator that runs as one logged run did: its constants scaled until it reproduces what that run measured.
 
-A few figures each set one factor: forward and backward set the seconds of a row, a rollout's duration (or the step, where
-the trainer waits) those of an iteration, the sync those of a load, the completions their length. What the built-in
-constants know beyond that, how a change of recipe moves these, stays theirs. So a prediction is a ratio: the changed
-recipe simulated over the recipe as it was, times what the run measured.
+A few figures each set one factor: forward and backward set the seconds of a row, a rollout's duration (or the step,
+where the trainer waits) those of an iteration, the sync those of a load, the completions their length. How a change of
+recipe moves these is for the built-in constants to say. So a prediction is a ratio: the changed recipe simulated over
+the recipe as it was, times what the run measured.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Twin:
 
 
 def fit_twin(frame: pd.DataFrame, recipe: Recipe) -> Twin:
-    """The simulator of the run in `frame`. Raises BadInput when the recipe cannot be simulated, or no time was logged."""
+    """The simulator of the run in `frame`. Raises BadInput when it cannot be simulated, or no time was logged."""
     settled = settled_steps(frame, recipe)
     logged = measure(settled, recipe)
     if logged.fwd_bwd_s is None and logged.step_s is None:

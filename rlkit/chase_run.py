@@ -1,0 +1,135 @@
+"""Runs a chase: launches what `rlkit.chase` decides, reads each run back, and keeps the scoreboard on disk.
+
+Everything is written before and after each run, so that the same command goes on where it was stopped: a finished run
+is not repeated, and one that was interrupted is resumed as its engine can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlkit.advice import Counsel, advise, measured_figures
+from rlkit.chase import Probe, Scoreboard, Start, Stop, decide
+from rlkit.chase_folder import ChaseFolder, with_run
+from rlkit.diagnosis import Verdict
+from rlkit.engines import OnEvent, launch
+from rlkit.engines.state import read_state
+from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.pace import run_minutes
+from rlkit.recipe import Recipe, load_recipe
+from rlkit.results import keep_metrics, read_run, write_results
+from rlkit.run_folder import RunFolder
+
+# Past the warm-up of any staleness, and enough steps after it that their mean is known within a few percent.
+PROBE_STEPS = 60
+
+Tell = Callable[[Probe], None]
+
+
+def chase(
+    board: Scoreboard,
+    start: Recipe,
+    place: ChaseFolder,
+    on_event: OnEvent = lambda event: None,
+    before: Tell = lambda probe: None,
+    after: Tell = lambda probe: None,
+    confirm: Callable[[object], bool] = lambda price: True,
+    processes: int | None = None,
+) -> Scoreboard:
+    """Go on with a chase until it ends. `before` and `after` are told each run, `confirm` asked before one is rented.
+
+    Raises RunFailed or BadInput when the first run cannot be; a later one that cannot ends there, and another change is
+    tried.
+    """
+    place.save(board)
+    while True:
+        next_step = decide(board.probes, board.rules)
+        if isinstance(next_step, Stop):
+            board = replace(board, stopped=next_step.reason)
+            place.save(board)
+            return board
+        if isinstance(next_step, Start):
+            probe = place.write_start(start)
+        else:
+            number = len(board.probes) + 1
+            probe = place.write_change(number, next_step.parent, next_step.advice, start)
+        before(probe)
+        probe = _measured(probe, board, place, on_event, confirm, processes)
+        place.write_outcome(probe)
+        board = with_run(board, probe)
+        place.save(board)
+        after(probe)
+
+
+def _measured(
+    probe: Probe,
+    board: Scoreboard,
+    place: ChaseFolder,
+    on_event: OnEvent,
+    confirm: Callable[[object], bool],
+    processes: int | None,
+) -> Probe:
+    """The run, executed unless it is there already, with what it showed and the advice after it."""
+    recipe = load_recipe(place.recipe(probe))
+    short = recipe.with_overrides([f"train.steps={board.probe_steps}"])
+    folder = place.run(probe.number)
+    asked: list[object] = []
+
+    def ask(price: object) -> bool:
+        agreed = confirm(price)
+        if not agreed:
+            asked.append(price)
+        return agreed
+
+    try:
+        if read_state(folder).get("status") != "finished":
+            launch(short, folder, on_event, confirm=ask)
+        verdict = write_results(short, folder, report=False)
+    except (RunFailed, BadInput) as error:
+        if asked or probe.parent is None:
+            raise
+        return replace(probe, failure=str(error).splitlines()[0])
+    except (KeyboardInterrupt, SystemExit):
+        keep_metrics(short, folder)
+        raise
+    return _judged(probe, recipe, short, folder, verdict, board, processes)
+
+
+def _judged(
+    probe: Probe,
+    recipe: Recipe,
+    short: Recipe,
+    folder: RunFolder,
+    verdict: Verdict,
+    board: Scoreboard,
+    processes: int | None,
+) -> Probe:
+    logged, _ = read_run(folder)
+    rules = board.rules
+    try:
+        figures = measured_figures(logged.frame, recipe, board.steps)
+    except BadInput as error:
+        return replace(probe, failure=str(error), bound=verdict.bound, headline=verdict.headline)
+    counsel: Counsel | None = None
+    unadvised = ""
+    try:
+        counsel = advise(
+            logged.frame, recipe, rules.objective, rules.limits, rules.learning, board.steps, verdict, processes
+        )
+    except RlkitError as error:
+        unadvised = str(error)
+    minutes = run_minutes(logged.frame, short, len(logged.frame)) or 0.0
+    rate = recipe.hardware.usd_per_hour
+    return replace(
+        probe,
+        figures=figures,
+        steps=len(logged.frame),
+        minutes=minutes,
+        usd=None if rate is None else minutes / 60 * rate,
+        bound=verdict.bound,
+        headline=verdict.headline,
+        causes=tuple(cause.name for cause in verdict.causes),
+        advice=() if counsel is None else counsel.advice,
+        unadvised=unadvised,
+    )
