@@ -53,6 +53,7 @@ def main(
 
 
 app.add_typer(jobs_cli.app, name="jobs")
+app.command("watch")(diagnosis_cli.watch)
 app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
@@ -241,36 +242,6 @@ def simulate(
         terminal.print_comparison(comparison)
     if comparison.misses:
         raise typer.Exit(1)
-
-
-@app.command()
-def watch(
-    project: Annotated[str, typer.Argument(help="A trackio project.")],
-    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
-    source: Source = None,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
-    until_clear: Annotated[
-        bool, typer.Option("--until-clear", help="End once the verdict is sure and steady.")
-    ] = False,
-) -> None:
-    """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
-    import time
-    from datetime import UTC, datetime
-
-    from rlkit.diagnosis import diagnose as diagnose_frame
-    from rlkit.tracking import load_run
-    from rlkit.watch import Watch
-
-    followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
-    while True:
-        logged = load_run(project, name, source=source)
-        news = followed.look(diagnose_frame(logged.frame, logged.recipe, now=datetime.now(UTC)))
-        if news is not None:
-            step = int(logged.frame.index.max())
-            terminal.labelled(f"step {step}:", colours[news.level], news.text)
-            if news.stop:
-                return
-        time.sleep(every)
 
 
 @app.command()
