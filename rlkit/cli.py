@@ -55,6 +55,7 @@ def main(
 app.add_typer(jobs_cli.app, name="jobs")
 app.command()(sweep_cli.sweep)
 app.command()(compare_cli.compare)
+app.command("watch")(diagnosis_cli.watch)
 app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
 calibrate_cli.register(app)
 advice_cli.register(app)
@@ -220,36 +221,6 @@ def simulate(
         terminal.print_comparison(comparison)
     if comparison.misses:
         raise typer.Exit(1)
-
-
-@app.command()
-def watch(
-    project: Annotated[str, typer.Argument(help="A trackio project.")],
-    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
-    source: Source = None,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
-    until_clear: Annotated[
-        bool, typer.Option("--until-clear", help="End once the verdict is sure and steady.")
-    ] = False,
-) -> None:
-    """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
-    import time
-    from datetime import UTC, datetime
-
-    from rlkit.diagnosis import diagnose as diagnose_frame
-    from rlkit.tracking import load_run
-    from rlkit.watch import Watch
-
-    followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
-    while True:
-        logged = load_run(project, name, source=source)
-        news = followed.look(diagnose_frame(logged.frame, logged.recipe, now=datetime.now(UTC)))
-        if news is not None:
-            step = int(logged.frame.index.max())
-            terminal.labelled(f"step {step}:", colours[news.level], news.text)
-            if news.stop:
-                return
-        time.sleep(every)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`rlkit evaluate-diagnosis`: how often the verdict is right."""
+"""`rlkit watch`: a run that goes on. `rlkit evaluate-diagnosis`: how often the verdict is right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,44 @@ from typing import Annotated
 import typer
 
 from rlkit import terminal
+
+
+def watch(
+    project: Annotated[str, typer.Argument(help="A trackio project.")],
+    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
+    source: Annotated[str | None, typer.Option(help="A folder, a server's URL or a Space, else trackio's own.")] = None,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
+    until_clear: Annotated[
+        bool, typer.Option("--until-clear", help="End once the verdict is sure and steady.")
+    ] = False,
+    alerts: Annotated[bool, typer.Option(help="Also as trackio's alerts of the run: changes and stalls.")] = True,
+) -> None:
+    """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
+    import time
+    from datetime import UTC, datetime
+
+    from rlkit.alerts import raise_alert
+    from rlkit.diagnosis import diagnose
+    from rlkit.errors import BadInput
+    from rlkit.tracking import load_run
+    from rlkit.watch import Watch
+
+    followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
+    while True:
+        logged = load_run(project, name, source=source)
+        news = followed.look(diagnose(logged.frame, logged.recipe, now=datetime.now(UTC)))
+        if news is not None:
+            step = int(logged.frame.index.max())
+            terminal.labelled(f"step {step}:", colours[news.level], news.text)
+            if alerts and news.level != "info":
+                try:
+                    raise_alert(logged, news.title, news.text, news.level, source)
+                except BadInput as problem:  # the watch is worth more than its alerts
+                    terminal.say(f"no alerts: {problem}", terminal.err, "yellow")
+                    alerts = False
+            if news.stop:
+                return
+        time.sleep(every)
 
 
 def evaluate_diagnosis(

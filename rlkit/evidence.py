@@ -33,7 +33,7 @@ class Evidence(BaseModel):
 
 def evidence_of(signals: Signals, recipe: Recipe | None) -> list[Evidence]:
     """Everything the log says about who waits for whom, most telling first."""
-    parts = (_step, _queue, _rollouts, _replicas, _trainer, _sync, _freshness)
+    parts = (_step, _queue, _rollouts, _servers, _replicas, _trainer, _sync, _freshness)
     return [item for part in parts for item in part(signals, recipe)]
 
 
@@ -85,6 +85,18 @@ def _rollouts(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
             f"{number(s.usable_tok_s)} tok/s (prompts included)."
         )
         yield _say("rollout/generated_tok_s", s.generated_tok_s, "tok/s", sentence)
+
+
+def _servers(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
+    if s.vllm_running is not None and s.vllm_waiting is not None:
+        sentence = f"The servers run {number(s.vllm_running)} requests, and {number(s.vllm_waiting)} wait in them."
+        yield _say("rollout/vllm_queued_requests", s.vllm_waiting, "requests", sentence)
+    if s.kv_cache_usage is not None:
+        sentence = f"The fullest KV cache is {percent(s.kv_cache_usage)} in use."
+        yield _say("rollout/kv_cache_usage", s.kv_cache_usage, "of the cache", sentence)
+    if s.preemptions_per_sample:
+        sentence = f"{number(s.preemptions_per_sample)} preemptions come on each sample, those of syncs not counted."
+        yield _say("rollout/vllm_preemptions_total", s.preemptions_per_sample, "per sample", sentence)
 
 
 def _replicas(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:

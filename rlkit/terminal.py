@@ -87,6 +87,9 @@ def print_verdict(verdict: Verdict, evidence: bool) -> None:
         shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in verdict.shares.items())
         if shares:
             say(f"  Of a step: {shares}.")
+        if verdict.cause is not None:
+            cost = "" if verdict.causes[0].seconds is None else f", {number(verdict.causes[0].seconds)} s a step"
+            say(f"  Because of {verdict.cause}{cost}.")
         for cause in verdict.causes[1:]:
             cost = "" if cause.seconds is None else f", {number(cause.seconds)} s a step"
             say(f"  Also: {cause.text}{cost}.")

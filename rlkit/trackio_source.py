@@ -163,6 +163,14 @@ class RemoteSource:
 
         yield query
 
+    def write(self, name: str, **arguments: Any) -> None:
+        """Call one of the server's writing functions. Raises BadInput when it does not let us, or is not there."""
+        client = self._client()
+        try:
+            client.predict(**arguments, hf_token=get_token(), api_name=name)
+        except Exception as error:  # as in _call
+            raise BadInput(f"source {self.where}: {name} failed: {self._reason(error)}") from None
+
     def _projects(self, client: Any) -> list[str]:
         return sorted(p for p in self._call(client, "/get_all_projects") if not p.startswith(_REGISTRY_PREFIX))
 

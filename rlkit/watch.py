@@ -18,6 +18,7 @@ STEADY_LOOKS = 2
 class News:
     """What changed: a sentence, and how loudly to say it. `stop`: the answer is clear, the run has said all it can."""
 
+    title: str  # a few words: `generation-bound`
     text: str
     level: Literal["info", "warn", "error"]
     stop: bool = False
@@ -42,17 +43,22 @@ class Watch:
             self._pending, self._looks = seen, 1
         if verdict.bound == "stalled" and (self._said is None or self._said[0] != "stalled"):
             self._said = seen
-            return News(verdict.headline, "error")
+            return News("stalled", verdict.headline, "error")
         steady = self._looks >= STEADY_LOOKS
         clear = steady and verdict.confidence == "high" and verdict.bound not in ("stalled", "undetermined")
         if self._stop_when_clear and clear and not self._stopped:
             self._stopped, self._said = True, seen
-            return News(f"{verdict.headline} Next: {verdict.next_action}", "info", stop=True)
+            return News(_title(verdict), f"{verdict.headline} Next: {verdict.next_action}", "info", stop=True)
         if self._said is None and verdict.bound != "undetermined":
             self._said = seen
-            return News(verdict.headline, "info")
+            return News(_title(verdict), verdict.headline, "info")
         if steady and self._said is not None and seen != self._said and verdict.bound != "undetermined":
             before, self._said = self._said[0], seen
             changed = "" if before == verdict.bound else f" It was {before} before."
-            return News(f"{verdict.headline}{changed}", "warn")
+            return News(_title(verdict), f"{verdict.headline}{changed}", "warn")
         return None
+
+
+def _title(verdict: Verdict) -> str:
+    """The first words of the headline."""
+    return verdict.headline.partition(":")[0]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from recorded_runs import recipe
 
@@ -41,12 +43,12 @@ def test_what_a_slow_replica_costs_is_no_more_than_the_trainer_waits() -> None:
 
 
 def test_uneven_load_is_a_cause_where_it_makes_requests_wait() -> None:
-    crowded = {"kv_cache_usage": 0.97, "vllm_waiting": 20.0, "vllm_running": 20.0}
+    crowded = Signals(replica_load_spread=0.8, kv_cache_usage=0.97, vllm_waiting=20.0, vllm_running=20.0)
 
-    uneven = unbalanced_cause(Signals(replica_load_spread=0.8, **crowded), TWO)
+    uneven = unbalanced_cause(crowded, TWO)
     assert uneven is not None
     assert "routing.spill_threshold" in uneven.next_action
-    assert unbalanced_cause(Signals(replica_load_spread=0.2, **crowded), TWO) is None
+    assert unbalanced_cause(replace(crowded, replica_load_spread=0.2), TWO) is None
     assert unbalanced_cause(Signals(replica_load_spread=0.8), TWO) is None
 
 
