@@ -34,7 +34,8 @@ class Lab:
         watched.page.goto(f"{self._url}lab?token={self._token}")
         watched.page.wait_for_function("window.jupyterapp && window.jupyterapp.commands.hasCommand('docmanager:open')")
         watched.page.evaluate(
-            "path => window.jupyterapp.restored.then(() => window.jupyterapp.commands.execute('docmanager:open', {path}))",
+            "async path => { await window.jupyterapp.restored;"
+            " await window.jupyterapp.commands.execute('docmanager:open', {path}) }",
             notebook,
         )
         page = LabPage(watched)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import nbformat
 import pytest
-from browser import open_browser
+from browser import PATIENCE_MS, open_browser
 from isolation import isolate
 from jupyter_lab import Lab, open_lab
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, expect
+from recorded_runs import recipe, recorded
 from run_folders import log_run
+
+from rlkit.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 expect.set_options(timeout=PATIENCE_MS)
