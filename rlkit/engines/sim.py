@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from rlkit.engines.base import Event, OnEvent, Outcome
+from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.lock import RunLock
 from rlkit.recipe import Recipe
@@ -23,8 +23,8 @@ from rlkit.simulation.simulate import Simulation, Step, simulate
 from rlkit.tracking import write_run
 
 
-def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
-    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`."""
+def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: Confirm = agree) -> Outcome:
+    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`. There is nothing to ask about."""
     started = time.monotonic()
     with RunLock(folder) as lock:
         claim_folder(recipe, folder)

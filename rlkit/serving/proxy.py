@@ -32,9 +32,9 @@ from rlkit.serving.control import ControlAnswer, ControlRequest, Routes, error, 
 from rlkit.serving.exchange import NOT_HERE
 from rlkit.serving.forward import Forwarder
 from rlkit.serving.listening import base_url, cannot_listen
+from rlkit.serving.moved_replica import parse_move
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 from rlkit.serving.proxy_stats import ProxyCounts, ReplicaStatus, merged_page, own_metrics, stats_json
-from rlkit.serving.moved_replica import parse_move
 from rlkit.serving.registry import AdapterRegistry
 from rlkit.serving.replica_health import ReplicaHealth
 from rlkit.serving.router import Router

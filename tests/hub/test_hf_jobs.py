@@ -11,6 +11,7 @@ from hub.hub_server import EmulatedHub
 from huggingface_hub import HfApi
 from huggingface_hub._jobs_api import JobHardware, _create_job_spec, _sanitize_job_name
 
+from rlkit.engines.hf_addresses import Address
 from rlkit.engines.hf_hub import Hub
 from rlkit.engines.hf_jobs import (
     MOUNT,
@@ -31,7 +32,7 @@ PLACE = Place("me", "rlkit", "wheels/0123456789abcdef/rlkit-0.1.0-py3-none-any.w
 SECRETS = {"HF_TOKEN": "hf_secret"}
 RUN = f"{MOUNT}/runs/smoke-1"
 VOLUME = {"type": "bucket", "source": "me/rlkit", "mountPath": MOUNT}
-URLS = ["https://a--8000.hf.jobs", "https://b--8000.hf.jobs"]
+URLS = [Address("https://a--8000.hf.jobs"), Address("https://b--8000.hf.jobs")]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_trainer_of_the_published_run(recipe: Recipe) -> None:
         "command": [
             *("bash", "-c", install, "rlkit", f"{MOUNT}/{PLACE.wheel}"),
             *("python3", "-m", "rlkit.engines.hf_trainer", "--run", "smoke-1", "--folder", RUN),
-            *("--models", f"{MOUNT}/models", "--namespace", "me", "--replica", URLS[0], "--replica", URLS[1]),
+            *("--models", f"{MOUNT}/models", "--namespace", "me", "--replica", URLS[0].url, "--replica", URLS[1].url),
         ],
         "arguments": [],
         "environment": {"TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"},

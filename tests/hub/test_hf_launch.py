@@ -118,10 +118,9 @@ def launch(api: HfApi, recipe: Recipe, folder: RunFolder, events: list[Event]) -
             poll_s=0.05,
             lease_s=600,
             first_wait_s=0.01,
-            confirm=confirm,
         )
         return launch_hf(
-            recipe.with_overrides(changes or []), folder, lambda event: (on_event(event), None)[1], options
+            recipe.with_overrides(changes or []), folder, lambda event: (on_event(event), None)[1], confirm, options
         )
 
     return start

@@ -62,9 +62,7 @@ async def test_the_same_address_again_changes_nothing(replicas: list[EmulatedRep
         ({"replica": 0, "url": "http://a", "more": 1}, "more"),
     ],
 )
-async def test_what_does_not_fit_is_refused(
-    replicas: list[EmulatedReplica], fields: dict[str, Any], word: str
-) -> None:
+async def test_what_does_not_fit_is_refused(replicas: list[EmulatedReplica], fields: dict[str, Any], word: str) -> None:
     with pytest.raises(BadInput, match=word):
         parse_move(fields, 2, needs_receiver=False)
     async with proxied(replicas) as bench:
