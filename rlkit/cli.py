@@ -97,8 +97,9 @@ def run(
     place = shlex.quote(str(target.path))
     try:
         with open_progress(terminal.err) as progress:
-            asked = {"confirm": lambda price: yes or terminal.agreed(price)} if recipe.engine == "hf" else {}
-            outcome = launch(recipe, target, _announcing(about, progress), findings, **asked)
+            outcome = launch(
+                recipe, target, _announcing(about, progress), findings, lambda price: yes or terminal.agreed(price)
+            )
     except (RunFailed, OSError, KeyboardInterrupt, SystemExit):  # OSError: a full disk; SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
         if target.recipe.exists():

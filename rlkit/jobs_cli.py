@@ -83,12 +83,16 @@ def measure_transport(recipe: Recipe) -> tuple[dict[str, Any], list[Finding]]:
     """Run the two Jobs of `rlkit check --measure`, say their figures, and return them with what follows."""
     from rlkit.engines.hf_figures import transport_findings
     from rlkit.engines.hf_measure import measure
+    from rlkit.engines.hf_measured import keep_figures
 
     if recipe.engine != "hf":
         raise BadInput(f"--measure: tries Hugging Face Jobs, and engine is {recipe.engine}; add --engine hf")
-    figures = measure(_hub(recipe.hardware.namespace), recipe, lambda event: terminal.say(event.text, terminal.err))
+    hub = _hub(recipe.hardware.namespace)
+    figures = measure(hub, recipe, lambda event: terminal.say(event.text, terminal.err))
+    kept = keep_figures(figures, hub.namespace, recipe.hardware.bucket)
     for name, value in figures.to_dict().items():
         terminal.say(f"{name}: {value}", terminal.err)
+    terminal.say(f"kept in {kept}: runs on this bucket take their transport's retry from it", terminal.err)
     return figures.to_dict(), transport_findings(recipe, figures)
 
 

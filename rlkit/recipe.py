@@ -180,6 +180,7 @@ class HardwareSection(_Section):
     budget_usd: Annotated[float, Field(gt=0)] | None = None  # everything is cancelled once it is spent
     deadline_hours: Annotated[float, Field(gt=0, le=168)] = 24.0  # likewise after so long; also every Job's timeout
     scheduling_minutes: Annotated[float, Field(gt=0)] = 30.0  # how long a Job may wait for its hardware
+    network_group: bool = True  # the Jobs of a run reach each other directly; else through the Jobs proxy
 
 
 class Recipe(_Section):

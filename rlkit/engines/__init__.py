@@ -11,6 +11,7 @@ receivers.py  beside the replicas of a local run that pushes its adapters
 sim.py     no processes: the simulator in the place of all jobs
 
 hf.py          Jobs on Hugging Face, from start to end        hf_jobs.py     what each Job is asked for
+hf_fleet.py    the Jobs of one run, held together            hf_addresses.py where its replicas are
 hf_watch.py    what the Jobs' stages and answers mean         hf_money.py    prices, costs, budget and deadline
 hf_hub.py      the Hub's client, with retries                 hf_wheel.py    this code as a wheel
 hf_replica.py  what runs in a replica's Job                   hf_lease.py    what ends a replica nobody needs
@@ -18,7 +19,8 @@ hf_trainer.py  what runs in the trainer's Job                 hf_records.py  a r
 hf_delivery.py what goes into the bucket and comes back       hf_recovery.py when a run goes on after a loss
 hf_list.py     the Jobs of all runs as rows                 hf_predict.py  how long a step will take
 hf_measure.py  two cheap Jobs that try mount and port         hf_probe.py    what runs in them
-hf_figures.py  what they say of a recipe                    hf_child.py    a process inside a Job
+hf_figures.py  what they say of a recipe                    hf_measured.py keeps it for the next runs
+hf_token.py    what a receiver is asked with                hf_child.py    a process inside a Job
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rlkit.engines.base import Event, OnEvent, Outcome
+from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
@@ -55,7 +57,7 @@ def launch(
     folder: RunFolder,
     on_event: OnEvent = lambda event: None,
     findings: Iterable[Finding] | None = None,
-    confirm: Callable[[object], bool] = lambda price: True,
+    confirm: Confirm = agree,
 ) -> Outcome:
     """Execute `recipe` on its engine and return when it is done; `confirm` is asked before hardware is rented.
 
@@ -69,10 +71,6 @@ def launch(
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise BadInput("; ".join(errors))
-    if recipe.engine == "hf":
-        from rlkit.engines.hf import HfOptions, launch_hf
-
-        return launch_hf(recipe, folder, on_event, HfOptions(confirm=confirm))
     module, _, name = LAUNCHERS[recipe.engine].partition(":")
-    launcher: Callable[[Recipe, RunFolder, OnEvent], Outcome] = getattr(import_module(module), name)
-    return launcher(recipe, folder, on_event)
+    launcher: Callable[[Recipe, RunFolder, OnEvent, Confirm], Outcome] = getattr(import_module(module), name)
+    return launcher(recipe, folder, on_event, confirm)

@@ -31,3 +31,10 @@ class Outcome:
 
 
 OnEvent = Callable[[Event], None]
+# Asked with a price before hardware is rented; False starts nothing.
+Confirm = Callable[[object], bool]
+
+
+def agree(price: object) -> bool:
+    """To every price."""
+    return True

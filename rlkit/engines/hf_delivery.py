@@ -35,9 +35,12 @@ def deliver(hub: Hub, recipe: Recipe, place: Place, wheel: bytes, on_event: OnEv
 
 
 def fetch(hub: Hub, place: Place, folder: RunFolder) -> None:
-    """Bring a run's records into its folder. Raises RlkitError for a file that arrives with another size."""
+    """Bring a run's records into its folder. Raises RlkitError for a file that arrives with another size.
+
+    Not the recipe: the folder has it as it was written, the Jobs with a transport as measured.
+    """
     prefix = f"{place.folder}/{RECORDS}"
-    files = hub.listing(place.bucket_id, prefix)
+    files = [file for file in hub.listing(place.bucket_id, prefix) if file.path != f"{prefix}/{folder.recipe.name}"]
     hub.get(place.bucket_id, [(file, folder.path / Path(file.path).relative_to(prefix)) for file in files])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -86,7 +87,7 @@ def transport_findings(recipe: Recipe, figures: Figures) -> list[Finding]:
             message = f"{recipe.transport.deadline_s:g} s, and the mount took {slowest:.1f} s to show a file"
             fix = f"set it to {DEADLINE_MARGIN * slowest:.0f}, or transport.kind to push"
             found.append(Finding("error", "transport.deadline_s", message, fix))
-        retry = max(round(slowest / RETRIES_PER_DELAY, 1), 0.1)
+        retry = retry_for(slowest)
         if recipe.transport.retry_s > 2 * retry:
             message = f"{recipe.transport.retry_s:g} s, and the mount took {slowest:.1f} s: up to that is lost a sync"
             found.append(Finding("warning", "transport.retry_s", message, f"set it to {retry:g}"))
@@ -98,6 +99,26 @@ def transport_findings(recipe: Recipe, figures: Figures) -> list[Finding]:
         fix = "shorten the completions so that one takes less"
         found.append(Finding("warning", "rollout.request_timeout", message, fix))
     return found
+
+
+def measured_transport(recipe: Recipe, figures: Figures) -> dict[str, float]:
+    """The transport's fields that the figures set, in seconds: how often a load is asked again, and for how long.
+
+    Only through the bucket, and a deadline only where the recipe's is too short.
+    """
+    slowest = figures.slowest_s
+    if recipe.transport.kind != "bucket" or slowest is None:
+        return {}
+    changes = {"transport.retry_s": retry_for(slowest)}
+    if recipe.transport.deadline_s < DEADLINE_MARGIN * slowest:
+        changes["transport.deadline_s"] = float(math.ceil(DEADLINE_MARGIN * slowest))
+    current = recipe.transport.model_dump()
+    return {field: value for field, value in changes.items() if current[field.partition(".")[2]] != value}
+
+
+def retry_for(slowest_s: float) -> float:
+    """Seconds between two asks for an adapter on a mount that takes so long to show a file."""
+    return max(round(slowest_s / RETRIES_PER_DELAY, 1), 0.1)
 
 
 def _events(lines: Iterable[str], event: str) -> list[dict[str, Any]]:

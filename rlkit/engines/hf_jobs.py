@@ -7,12 +7,14 @@ path: TRL tells the replicas where a policy lies by its path in the trainer. Not
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal
 
+from rlkit.engines.hf_addresses import Address
 from rlkit.recipe import Recipe
 from rlkit.serving.replica import vllm_environment
 
@@ -24,6 +26,8 @@ SERVER_PORT = 8000
 RECEIVER_PORT = 8001
 # What the Jobs proxy and the Hub's client take the token from; it is only ever sent as a secret.
 TOKEN_VARIABLE = "HF_TOKEN"
+# What the Hub puts before an alias to make it a name that the Jobs of the same network group can look up.
+PREFIX_VARIABLE = "HF_NETWORK_GROUP_PREFIX"
 # Labels all Jobs of this program carry, so that they can be listed without those of others.
 TOOL_LABEL = {"tool": "rlkit"}
 # Label values are stored as tags: letters, digits, - and _ (huggingface_hub._jobs_api._sanitize_job_name).
@@ -39,7 +43,8 @@ _INSTALL_TRAINER = 'python3 -m pip install --quiet "$1" && shift && exec "$@"'
 class Place:
     """Where a run lives on the Hub: who pays, which bucket, the wheel in it, the run's name, this launch's id.
 
-    `launch` is new with every start: a request whose answer was lost can then be told from an earlier one.
+    `launch` is new with every start: a request whose answer was lost can then be told from an earlier one. `group` is
+    the network its Jobs share, None when the trainer reaches the replicas through the Jobs proxy.
     """
 
     namespace: str
@@ -47,6 +52,7 @@ class Place:
     wheel: str
     run: str
     launch: str
+    group: str | None = None
 
     @property
     def bucket_id(self) -> str:
@@ -78,6 +84,8 @@ class JobRequest:
     volumes: tuple[tuple[str, str, bool], ...]  # bucket, mount path, read only
     expose: tuple[int, ...] = ()
     secrets: tuple[str, ...] = field(default=())
+    group: str | None = None
+    alias: str | None = None  # its name in the group
 
     @property
     def name(self) -> str:
@@ -89,7 +97,11 @@ class JobRequest:
         # Imported here: a replica's Job reads this module for its names, and the client takes seconds to import.
         from huggingface_hub import Volume
 
+        network: dict[str, Any] = {} if self.group is None else {"network_group": self.group}
+        if self.alias is not None:
+            network["network_aliases"] = [self.alias]
         return {
+            **network,
             "image": self.image,
             "command": list(self.command),
             "env": dict(self.env),
@@ -103,6 +115,19 @@ class JobRequest:
             ],
             "expose": list(self.expose) or None,
         }
+
+
+def network_group_of(recipe: Recipe, launch: str) -> str | None:
+    """The network that the Jobs of a launch share; None when the recipe wants none, or the client cannot ask for it."""
+    from huggingface_hub import HfApi
+
+    can = "network_group" in inspect.signature(HfApi.run_job).parameters
+    return f"{TOOL_LABEL['tool']}-{launch}" if can and recipe.hardware.network_group else None
+
+
+def direct_url(index: int, port: int) -> str:
+    """Where a replica is for the Jobs of its group; the prefix is known inside a Job only."""
+    return f"http://${{{PREFIX_VARIABLE}}}replica-{index}:{port}"
 
 
 def label_value(text: str) -> str:
@@ -124,6 +149,8 @@ def replica_request(recipe: Recipe, place: Place, index: int, lease_s: float, se
     arguments += ["--models", place.mounted("models")]
     if pushes:
         arguments += ["--receiver-port", str(RECEIVER_PORT)]
+    if pushes and place.group is not None:
+        arguments += ["--direct"]
     if serve:
         arguments += ["--", *serve]
     yaml = f"ruamel.yaml=={metadata.version('ruamel.yaml')}"
@@ -141,23 +168,24 @@ def replica_request(recipe: Recipe, place: Place, index: int, lease_s: float, se
         expose=(SERVER_PORT, RECEIVER_PORT) if pushes else (SERVER_PORT,),
         # The receiver asks for a token of its own; without one beside it a replica holds no secret.
         secrets=(TOKEN_VARIABLE,) if pushes else (),
+        group=place.group,
+        alias=None if place.group is None else f"replica-{index}",
     )
 
 
 def trainer_request(
     recipe: Recipe,
     place: Place,
-    replicas: Sequence[str],
-    receivers: Sequence[str] = (),
+    replicas: Sequence[Address],
     train: Sequence[str] = (),
 ) -> JobRequest:
-    """The trainer's Job, which finds its replicas at these URLs; `train` takes the place of the trainer's command."""
+    """The trainer's Job, whose replicas are there when it starts; `train` takes the place of the trainer's command."""
     arguments = ["--run", place.run, "--folder", place.mounted(place.folder), "--models", place.mounted("models")]
     arguments += ["--namespace", place.namespace]
-    for url in replicas:
-        arguments += ["--replica", url]
-    for url in receivers:
-        arguments += ["--receiver", url]
+    for replica in replicas:
+        arguments += ["--replica", replica.url]
+    for replica in replicas:
+        arguments += [] if replica.receiver is None else ["--receiver", replica.receiver]
     if train:
         arguments += ["--", *train]
     installing = ("bash", "-c", _INSTALL_TRAINER, "rlkit", place.mounted(place.wheel))
@@ -173,6 +201,7 @@ def trainer_request(
         volumes=((place.bucket_id, MOUNT, False),),
         # The proxy passes the Jobs proxy with it, and the watchdog cancels the replicas with it.
         secrets=(TOKEN_VARIABLE,),
+        group=place.group,
     )
 
 

@@ -2,16 +2,19 @@
 
 Machines are taken away and fail; programs crash. The two look alike from outside, so progress decides: a trainer that
 got further since it was last started is started again from its checkpoint, one that did not is a crash that would
-repeat. A lost replica is no reason to stop while another one serves.
+repeat. A replica that served is replaced when it is lost, one that never did is a crash, too. One that cannot be
+replaced is no reason to stop while another one serves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A run that lost its machine this often in a row is on a flavor that is being taken away; each time costs the steps
 # since the last checkpoint.
 MAX_RESTARTS = 5
+# A replica that dies this often while the trainer does not take one step is not unlucky.
+MAX_REPLACEMENTS = 3
 
 
 @dataclass
@@ -30,6 +33,26 @@ class Restarts:
         return True
 
 
-def goes_on_without(lost: str, serving: int, training: bool) -> bool:
-    """Whether a run goes on when the Job `lost` has ended, with `serving` replicas left."""
-    return training and lost != "trainer" and serving > 0
+@dataclass
+class Replacements:
+    """How often each replica was replaced since the trainer last got further."""
+
+    _counts: dict[str, int] = field(default_factory=dict)
+    _at_step: int = 0
+
+    def again(self, replica: str, served: bool, step: int) -> bool:
+        """Whether a replica that was lost at this step of the trainer is started anew; counts it if so."""
+        if step > self._at_step:
+            self._counts, self._at_step = {}, step
+        if not served or self._counts.get(replica, 0) >= MAX_REPLACEMENTS:
+            return False
+        self._counts[replica] = self._counts.get(replica, 0) + 1
+        return True
+
+
+def goes_on_without(serving: int, step: int) -> bool:
+    """Whether a run at this step goes on with so many replicas left, when one cannot be replaced.
+
+    Not before the first step: TRL begins only when every replica is well.
+    """
+    return step > 0 and serving > 0

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlkit.engines.hf_child import start_child
-from rlkit.engines.hf_jobs import TOKEN_VARIABLE
 from rlkit.engines.hf_lease import Lease
+from rlkit.engines.hf_token import receiver_token_variable
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.serving.replica import vllm_command
 from rlkit.training.toy_task import MODEL_NAMES
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--lease-s", type=float, required=True)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--receiver-port", type=int)
+    parser.add_argument("--direct", action="store_true", help="nothing stands before the receiver")
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     recipe = load_recipe(options.recipe)
@@ -54,7 +55,9 @@ def main() -> None:
             children.append(
                 start_child(
                     stack,
-                    receiver_command(root, TOKEN_VARIABLE, options.receiver_port, host="0.0.0.0"),
+                    receiver_command(
+                        root, receiver_token_variable(options.direct), options.receiver_port, host="0.0.0.0"
+                    ),
                     STOP_GRACE_S,
                 )
             )

@@ -24,7 +24,7 @@ from typing import NoReturn
 import httpx
 
 from rlkit import machine
-from rlkit.engines.base import Event, OnEvent, Outcome
+from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.guard import POLL_S, Guard
 from rlkit.engines.jobs import Job
@@ -57,8 +57,8 @@ TAIL_WHOLE = 1000
 STOP_GRACE_S = 10.0
 
 
-def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> Outcome:
-    """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`."""
+def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: Confirm = agree) -> Outcome:
+    """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`. Nothing is rented, so nothing is asked."""
     started = time.monotonic()
     with RunLock(folder) as lock, sigterm_as_exit():
         checkpoint = claim_folder(recipe, folder)

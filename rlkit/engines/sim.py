@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from rlkit.engines.base import Event, OnEvent, Outcome
+from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.lock import RunLock
 from rlkit.engines.stopping import sigterm_as_exit
@@ -25,8 +25,15 @@ from rlkit.simulation.simulate import Simulation, Step, simulate
 from rlkit.tracking import write_run
 
 
-def launch_sim(recipe: Recipe, folder: RunFolder, on_event: OnEvent, *, stop_after: int | None = None) -> Outcome:
-    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`.
+def launch_sim(
+    recipe: Recipe,
+    folder: RunFolder,
+    on_event: OnEvent,
+    confirm: Confirm = agree,
+    *,
+    stop_after: int | None = None,
+) -> Outcome:
+    """Simulate `recipe` with its own seed into `folder`; see `rlkit.engines.launch`. There is nothing to ask about.
 
     `stop_after` steps it is left, as by someone who has seen enough: lengths change as over all of the recipe's steps.
     """

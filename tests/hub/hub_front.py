@@ -1,4 +1,5 @@
-"""What stands before an exposed port of an emulated Job: it asks for the token and passes everything else on."""
+"""What stands before a port of an emulated Job and passes everything on: the Jobs proxy, which asks for the token, and
+the network between the Jobs of a group, which does not."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ def free_port() -> int:
 
 
 class Front:
-    """Listens on a port of its own for one port of one Job."""
+    """Listens on a port of its own for one port of one Job; `token` None asks for none."""
 
-    def __init__(self, target_port: int, token: str) -> None:
-        self.url, self.refused = "", 0
+    def __init__(self, target_port: int, token: str | None) -> None:
+        self.url, self.refused, self.passed = "", 0, 0
         self._target, self._token = f"http://127.0.0.1:{target_port}", token
 
-    async def start(self) -> None:
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; `url` is then the address."""
         self._session = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None))
         app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, host, port).start()
+        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         """Close the port."""
@@ -41,11 +42,12 @@ class Front:
         await self._runner.cleanup()
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Authorization") != f"Bearer {self._token}":
+        if self._token is not None and request.headers.get("Authorization") != f"Bearer {self._token}":
             self.refused += 1
             return web.json_response({"error": "Unauthorized"}, status=401)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         body = await request.read()
+        self.passed += 1
         try:
             async with self._session.request(
                 request.method, self._target + str(request.rel_url), headers=headers, data=body

@@ -1,7 +1,8 @@
 """A Job of the emulated Hub: a process on this machine.
 
 A process has neither mounts nor a network of its own, so what a container would give it is written into its command
-and environment: a volume's mount path becomes the bucket's folder, an exposed port a free one. Its image is a `python3`
+and environment: a volume's mount path becomes the bucket's folder, an exposed port a free one, an alias of its network
+group the last number of a loopback address. Its image is a `python3`
 whose `pip install` unpacks the wheels it is given and takes everything else as installed.
 """
 
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +36,18 @@ exec "{python}" "$@"
 
 
 @dataclass
+class Group:
+    """A network group: `prefix` and an alias' number make a loopback address."""
+
+    prefix: str
+    aliases: dict[str, int] = field(default_factory=dict)
+
+    def host(self, alias: str) -> str:
+        """Where the Job with this alias is."""
+        return f"{self.prefix}{self.aliases.setdefault(alias, len(self.aliases) + 1)}"
+
+
+@dataclass
 class EmulatedJob:
     """One Job: what was asked for, how far it is, and what it wrote."""
 
@@ -44,6 +58,8 @@ class EmulatedJob:
     buckets: Path
     token: str
     hub_url: str
+    group: Group | None = None
+    image: Mapping[str, str] = field(default_factory=dict)  # modules that this image has, by path
     stage: str = "SCHEDULING"
     message: str | None = None
     created: float = field(default_factory=time.time)
@@ -51,6 +67,7 @@ class EmulatedJob:
     finished: float | None = None
     lines: list[str] = field(default_factory=list)
     fronts: list[Front] = field(default_factory=list)
+    network: list[Front] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.changed = asyncio.Event()
@@ -79,6 +96,7 @@ class EmulatedJob:
             "flavor": self.spec.get("flavor"),
             "labels": self.labels,
             "volumes": self.spec.get("volumes"),
+            "network": self.spec.get("network"),
             "status": {
                 "stage": self.stage,
                 "message": self.message,
@@ -102,6 +120,10 @@ class EmulatedJob:
             front = Front(mapped[port], self.token)
             await front.start()
             self.fronts.append(front)
+        for alias in (self.spec.get("network") or {}).get("aliases") or []:
+            assert self.group is not None
+            for port in ports:
+                await self._join(self.group.host(alias), port, mapped[port])
         inside = self._translation(mapped)
         self.process = await asyncio.create_subprocess_exec(
             *[inside(part) for part in self.spec["command"]],
@@ -138,8 +160,18 @@ class EmulatedJob:
                 self.finish("ERROR", f"Job failed with exit code: {code}. Reason: Error")
         await self._close_fronts()
 
+    async def _join(self, host: str, port: int, actual: int) -> None:
+        front = Front(actual, None)
+        for _ in range(100):  # the Job that had the alias before may not be gone yet
+            with contextlib.suppress(OSError):
+                await front.start(host, port)
+                self.network.append(front)
+                return
+            await asyncio.sleep(0.05)
+        raise OSError(f"{host}:{port} stays in use")
+
     async def _close_fronts(self) -> None:
-        for front in self.fronts:
+        for front in [*self.fronts, *self.network]:
             await front.stop()
 
     async def cancel(self) -> None:
@@ -199,14 +231,19 @@ class EmulatedJob:
                 text = re.sub(rf"(?<![\w/.-]){re.escape(mount)}(?![\w.-])", folder.rstrip("/"), text)
             for port, actual in ports.items():
                 text = re.sub(rf"\b{port}\b", str(actual), text)
+            for alias, number in (self.group.aliases if self.group else {}).items():
+                text = text.replace(f"${{HF_NETWORK_GROUP_PREFIX}}{alias}:", f"${{HF_NETWORK_GROUP_PREFIX}}{number}:")
             return text
 
         return inside
 
     def _environment(self, inside: Any) -> dict[str, str]:
-        site, binaries = self.folder / "site", self.folder / "bin"
-        site.mkdir()
-        binaries.mkdir()
+        site, binaries, temporary = (self.folder / name for name in ("site", "bin", "tmp"))
+        for folder in (site, binaries, temporary):
+            folder.mkdir()
+        for name, text in self.image.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
         (binaries / "python3").write_text(PYTHON.format(python=sys.executable))
         (binaries / "python3").chmod(0o755)
         given = {name: inside(str(value)) for name, value in self.spec["environment"].items()}
@@ -216,11 +253,13 @@ class EmulatedJob:
             "JOB_SITE": str(site),
             "PYTHONUNBUFFERED": "1",
             "HOME": str(self.folder),
+            "TMPDIR": str(temporary),
             "HF_ENDPOINT": self.hub_url,
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "JOB_ID": self.id,
             "OMP_NUM_THREADS": "1",
             "no_proxy": "127.0.0.1",
+            **({} if self.group is None else {"HF_NETWORK_GROUP_PREFIX": self.group.prefix}),
             **given,
             **{name: str(value) for name, value in (self.spec.get("secrets") or {}).items()},
         }

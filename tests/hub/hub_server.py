@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,7 +22,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 from hub.hub_buckets import Buckets
-from hub.hub_jobs import EmulatedJob
+from hub.hub_jobs import EmulatedJob, Group
 
 TOKEN = "hf_emulatedEMULATEDemulatedEMULATED12"
 USER = "tester"
@@ -80,6 +81,8 @@ class EmulatedHub:
         self.root, self.token, self.user = root, TOKEN, USER
         self.faults, self.requests = Faults(), list[Request]()
         self.jobs: dict[str, EmulatedJob] = {}
+        self.image: dict[str, str] = {}  # what the Jobs' image has beside what is installed here
+        self.groups: dict[str, Group] = {}
         self.buckets = Buckets(root)
         self.url = ""
         self._ids = itertools.count(0x687FB701029421AE5549D000)
@@ -195,12 +198,21 @@ class EmulatedHub:
         number = f"{next(self._ids):024x}"
         namespace = request.match_info["namespace"]
         folders = (self.root / "jobs" / number, self.root / "buckets")
-        job = EmulatedJob(number, spec, namespace, *folders, self.token, self.url)
+        group = self._group(spec)
+        job = EmulatedJob(number, spec, namespace, *folders, self.token, self.url, group, self.image)
         self.jobs[number] = job
         if spec["flavor"] not in self.faults.stuck_flavors:
             task = asyncio.create_task(job.run())
             self._tasks.add(task)
         return web.json_response(self._shown(job))
+
+    def _group(self, spec: dict[str, Any]) -> Group | None:
+        name = (spec.get("network") or {}).get("group")
+        if name is None:
+            return None
+        # Of its own on this machine, whose loopback network other tests share.
+        prefix = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}."
+        return self.groups.setdefault(name, Group(prefix))
 
     async def _inspect(self, request: web.Request) -> web.Response:
         return web.json_response(self._shown(self._job(request)))

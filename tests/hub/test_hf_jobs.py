@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub.hub_server import EmulatedHub
+from hub.job_table import arguments_of, asked_for, known_fields
 from huggingface_hub import HfApi
-from huggingface_hub._jobs_api import JobHardware, _create_job_spec, _sanitize_job_name
+from huggingface_hub._jobs_api import _create_job_spec, _sanitize_job_name
+from pydantic import ValidationError
 
+from rlkit.engines.hf_addresses import Address
 from rlkit.engines.hf_hub import Hub
 from rlkit.engines.hf_jobs import (
-    MOUNT,
     JobRequest,
     Place,
+    direct_url,
     label_value,
+    network_group_of,
     replica_request,
     run_labels,
     trainer_request,
@@ -29,9 +34,7 @@ pytestmark = pytest.mark.hub
 SMOKE = Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml"
 PLACE = Place("me", "rlkit", "wheels/0123456789abcdef/rlkit-0.1.0-py3-none-any.whl", "smoke-1", "cafe0123")
 SECRETS = {"HF_TOKEN": "hf_secret"}
-RUN = f"{MOUNT}/runs/smoke-1"
-VOLUME = {"type": "bucket", "source": "me/rlkit", "mountPath": MOUNT}
-URLS = ["https://a--8000.hf.jobs", "https://b--8000.hf.jobs"]
+URLS = [Address("https://a--8000.hf.jobs"), Address("https://b--8000.hf.jobs")]
 
 
 @pytest.fixture
@@ -39,62 +42,50 @@ def recipe() -> Recipe:
     return load_recipe(SMOKE, ["train.steps=20", "hardware.deadline_hours=2"])
 
 
-def labels_of(role: str, **more: str) -> dict[str, str]:
-    version = label_value(metadata.version("rlkit"))
-    return {
-        "tool": "rlkit", "project": "five-run-chase", "run": "smoke-1", "role": role, "version": version,
-        "launch": "cafe0123", **more,
-    }  # fmt: skip
-
-
-def spec_of(request: JobRequest, token: str = "hf_secret") -> dict[str, object]:
+def spec_of(request: JobRequest, token: str = "hf_secret") -> dict[str, Any]:
     """The JSON that the client would send."""
     arguments = request.arguments({"HF_TOKEN": token})
     assert arguments.keys() <= inspect.signature(HfApi.run_job).parameters.keys()
     return _create_job_spec(**arguments)
 
 
-def test_replica_of_the_published_run(recipe: Recipe) -> None:
-    install = 'python3 -m pip install --quiet --no-deps "$1" "$2" && shift 2 && exec "$@"'
-    assert spec_of(replica_request(recipe, PLACE, 1, lease_s=900)) == {
-        "dockerImage": "vllm/vllm-openai:v0.31.0",
-        "command": [
-            *("bash", "-c", install, "rlkit", f"{MOUNT}/{PLACE.wheel}"),
-            f"ruamel.yaml=={metadata.version('ruamel.yaml')}",
-            *("python3", "-m", "rlkit.engines.hf_replica", "--recipe", f"{RUN}/recipe.yaml", "--port", "8000"),
-            *("--lease", f"{RUN}/lease", "--lease-s", "900", "--models", f"{MOUNT}/models"),
-        ],
-        "arguments": [],
-        "environment": {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
-        "flavor": JobHardware.H200,
-        "timeoutSeconds": 7200,
-        "labels": labels_of("replica", name="smoke-1-replica-1", replica="1"),
-        "volumes": [{**VOLUME, "readOnly": True}],
-        "expose": {"ports": [8000]},
-    }  # fmt: skip
+@pytest.mark.parametrize("group", [None, "rlkit-cafe0123"])
+@pytest.mark.parametrize("replica", [0, 1, None])
+def test_request_of_the_published_run(recipe: Recipe, group: str | None, replica: int | None) -> None:
+    """Field by field, and each of them one that huggingface_hub has, of its type."""
+    place = replace(PLACE, group=group)
+    if replica is None:
+        spec = spec_of(trainer_request(recipe, place, URLS))
+    else:
+        spec = spec_of(replica_request(recipe, place, replica, lease_s=900))
+    assert spec == asked_for(place, "hf_secret", replica, [address.url for address in URLS], 7200)
+    assert _create_job_spec(**arguments_of(spec)) == spec
 
 
-def test_trainer_of_the_published_run(recipe: Recipe) -> None:
-    install = 'python3 -m pip install --quiet "$1" && shift && exec "$@"'
-    assert spec_of(trainer_request(recipe, PLACE, URLS)) == {
-        "dockerImage": "vllm/vllm-openai:v0.31.0",
-        "command": [
-            *("bash", "-c", install, "rlkit", f"{MOUNT}/{PLACE.wheel}"),
-            *("python3", "-m", "rlkit.engines.hf_trainer", "--run", "smoke-1", "--folder", RUN),
-            *("--models", f"{MOUNT}/models", "--namespace", "me", "--replica", URLS[0], "--replica", URLS[1]),
-        ],
-        "arguments": [],
-        "environment": {"TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        "secrets": SECRETS,
-        "flavor": JobHardware.H200X2,
-        "timeoutSeconds": 7200,
-        "labels": labels_of("trainer", name="smoke-1-trainer"),
-        "volumes": [{**VOLUME, "readOnly": False}],
-    }  # fmt: skip
+def test_client_names_each_field_once() -> None:
+    arguments = [name for name, _ in known_fields().values()]
+    assert {"command", "secrets", "timeout", "labels", "volumes", "expose", "network_group"} <= set(arguments)
+    assert len(set(arguments)) == len(arguments)
+    assert known_fields()["network.aliases"][0] == "network_aliases"
+
+
+def test_field_that_the_client_does_not_have_is_noticed(recipe: Recipe) -> None:
+    spec = spec_of(trainer_request(recipe, PLACE, URLS))
+    with pytest.raises(AssertionError, match="does not have"):
+        arguments_of({**spec, "gpu": "h200"})
+    with pytest.raises(ValidationError):
+        arguments_of({**spec, "command": "a string"})
+
+
+def test_group_is_asked_for_where_the_recipe_wants_it(recipe: Recipe) -> None:
+    assert network_group_of(recipe, "cafe0123") == "rlkit-cafe0123"
+    assert network_group_of(recipe.with_overrides(["hardware.network_group=false"]), "cafe0123") is None
+    assert direct_url(1, 8000) == "http://${HF_NETWORK_GROUP_PREFIX}replica-1:8000"
+
+
+def test_client_without_groups_is_not_asked_for_one(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HfApi, "run_job", lambda self, *, image, command: None)
+    assert network_group_of(recipe, "cafe0123") is None
 
 
 def test_vllm_of_the_published_replica(recipe: Recipe) -> None:

@@ -37,7 +37,7 @@ from rlkit.run_folder import RunFolder
 programs = dict(serve={serve!r}, train=["python3", "-c", {train!r}])
 options = HfOptions(**programs, poll_s=0.05, lease_s={lease_s}, first_wait_s=0.01)
 say = lambda event: print(event.text, flush=True)
-launch_hf(load_recipe({local!r}, {changes!r}), RunFolder(Path({folder!r})), say, options)
+launch_hf(load_recipe({local!r}, {changes!r}), RunFolder(Path({folder!r})), say, options=options)
 """
 
 
@@ -90,9 +90,9 @@ def test_next_kernel_takes_over_what_is_left(
     )
     elsewhere = RunFolder(tmp_path / "elsewhere" / "my-run")
     with pytest.raises(BadInput, match=r"Jobs of this run are going on \(replica .*rlkit jobs cancel my-run"):
-        launch_hf(recipe, elsewhere, lambda event: None, options)
+        launch_hf(recipe, elsewhere, lambda event: None, options=options)
     events: list[Event] = []
-    assert launch_hf(recipe, folder, events.append, options).steps == 1
+    assert launch_hf(recipe, folder, events.append, options=options).steps == 1
     assert len(hub.of_role("replica")) == 1
     assert any("replica-0: taken over" in event.text for event in events)
     assert not hub.running()

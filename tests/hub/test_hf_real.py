@@ -1,4 +1,4 @@
-"""The smoke run in Jobs that do the real work: two vLLM servers on CPUs, TRL's trainer, the proxy, a wheel of this code.
+"""The smoke run in Jobs that do the real work: two vLLM servers on CPUs, TRL's trainer, and the proxy.
 
 Only the Hub and the machines are emulated. Model and steps are tiny.
 """
@@ -38,7 +38,7 @@ def test_real_trainer_and_real_replicas_in_jobs(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     recipe = load_recipe(RUNS / "ablation-cap" / "fixed-kept.yaml", CHANGES)
     folder, events = RunFolder(tmp_path / "smoke"), list[Event]()
-    outcome = launch_hf(recipe, folder, events.append, HfOptions(api=api, poll_s=0.5))
+    outcome = launch_hf(recipe, folder, events.append, options=HfOptions(api=api, poll_s=0.5))
     assert outcome.steps == STEPS
     assert [event.step for event in events if event.kind == "step"] == list(range(1, STEPS + 1))
     assert not hub.running()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.engines.hf_recovery import MAX_RESTARTS, Restarts, goes_on_without
+from rlkit.engines.hf_recovery import MAX_REPLACEMENTS, MAX_RESTARTS, Replacements, Restarts, goes_on_without
 
 pytestmark = pytest.mark.hub
 
@@ -27,8 +27,21 @@ def test_there_is_an_end_to_it() -> None:
     assert [restarts.again(step) for step in range(1, MAX_RESTARTS + 2)] == [True] * MAX_RESTARTS + [False]
 
 
-def test_lost_replica_is_survived_while_another_serves() -> None:
-    assert goes_on_without("replica-0", serving=1, training=True)
-    assert not goes_on_without("replica-0", serving=0, training=True)
-    assert not goes_on_without("replica-0", serving=1, training=False)
-    assert not goes_on_without("trainer", serving=2, training=True)
+def test_replica_that_served_is_replaced() -> None:
+    assert Replacements().again("replica-0", served=True, step=0)
+    assert not Replacements().again("replica-0", served=False, step=7)
+
+
+def test_replica_that_dies_without_a_step_in_between_is_given_up() -> None:
+    replacements = Replacements()
+    for _ in range(MAX_REPLACEMENTS):
+        assert replacements.again("replica-0", served=True, step=5)
+    assert not replacements.again("replica-0", served=True, step=5)
+    assert replacements.again("replica-1", served=True, step=5)
+    assert replacements.again("replica-0", served=True, step=6)
+
+
+def test_run_goes_on_with_what_is_left_once_it_took_a_step() -> None:
+    assert goes_on_without(serving=1, step=1)
+    assert not goes_on_without(serving=0, step=1)
+    assert not goes_on_without(serving=1, step=0)
