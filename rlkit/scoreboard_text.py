@@ -6,6 +6,7 @@ Frames of texts. What a run did not log reads `not logged`, what cannot be known
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,7 @@ def scoreboard_table(board: pd.DataFrame, published: Published = NOTHING_PUBLISH
         told = published.get(run, {}).get("verdict")
         bound = str(board["bound"][run])
         side = f"{bound}-bound" if bound in SIDES else bound
+        told = "same" if told == side else told
         verdicts.append(f"{side} ({told})" if told else side)
     rows.append(("Verdict", *verdicts))
     rows.append(("Confidence", *map(str, board["confidence"])))
@@ -144,6 +146,15 @@ def changes_table(before: PastRun | None, run: PastRun) -> pd.DataFrame:
     """The recipe as a diff to the run before: field, old value, new value; no rows when nothing changed."""
     rows = [(name, plain(old), plain(new)) for name, old, new in changes(before, run) or []]
     return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
+
+
+def breakable(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose long names may be broken after a dot or an underscore, for a page that five of them must fit."""
+
+    def broken(cell: str) -> str:
+        return re.sub(r"(?<=[a-z])([._])(?=[a-z])", "\\1\u200b", cell)
+
+    return table.map(broken)
 
 
 def about(runs: Mapping[str, PastRun], published: Published) -> dict[str, str]:
