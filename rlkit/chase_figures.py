@@ -145,34 +145,36 @@ class _Stack:
             self._lines(figure, data, also, axis)
             self._bounds(figure, limits, band, axis)
         last = f"y{len(shown)}" if len(shown) > 1 else "y"
-        figure.update_xaxes(title={"text": X_TITLES[self._x]}, anchor=last, range=_span([row[0] for row in shown]))
+        main = [row[0] for row in shown]
+        figure.update_xaxes(title={"text": self._x_title(main)}, anchor=last, range=_span(main))
         chart.describe(figure, self._words(shown))
         return figure
 
     def _name(self, figure: go.Figure, data: PanelData, axis: str) -> None:
-        text = f"<b>{data.panel.title}</b>"
-        if any(series.trend is not None for series in data.series):
-            every = "thin: each step, thick: " if self._with_raw(data) else ""
-            text += f"  ({every}mean of the last {self._window} steps)"
-        absent = _absent(data)
-        text += f"  <i>{absent}</i>" if absent else ""
-        beyond = max(float(series.values.max()) for series in data.series)
+        text, absent = f"<b>{data.panel.title}</b>", _absent(data)
+        drawn = [series.values if series.trend is None or _with_raw(data) else series.trend for series in data.series]
+        beyond = max(float(values.max()) for values in drawn)
         if beyond > _reach([data], {}, None)[1]:
-            text += f"  the start reaches {number(beyond)}"
+            text += f"  at the start up to {number(beyond)}"
+        text += f"  <i>{absent}</i>" if absent else ""
         place = {"xref": "x domain", "x": 0, "xanchor": "left", "yref": f"{axis} domain", "y": 1, "yanchor": "bottom"}
         figure.add_annotation(text=text, showarrow=False, font={"size": 12}, yshift=4, align="left", **place)
+
+    def _x_title(self, shown: Sequence[PanelData]) -> str:
+        smoothed = [data for data in shown if any(series.trend is not None for series in data.series)]
+        if not smoothed:
+            return X_TITLES[self._x]
+        lines = "thick lines" if all(map(_with_raw, smoothed)) else "lines"
+        return f"{X_TITLES[self._x]} ({lines}: mean of the last {self._window} steps)"
 
     def _lines(self, figure: go.Figure, data: PanelData, also: PanelData | None, axis: str) -> None:
         for series in data.series:
             look = self._look[series.run]
-            self._line(figure, series, data, look, axis, series.run, self._with_raw(data))
+            self._line(figure, series, data, look, axis, series.run, _with_raw(data))
         for series in also.series if also is not None else []:
             self._line(
                 figure, series, also or data, Look(GREEN, "dot", "circle"), axis, "of it forward and backward", False
             )
-
-    def _with_raw(self, data: PanelData) -> bool:
-        return len(data.series) <= _MOST_RAW
 
     def _line(
         self, figure: go.Figure, series: Series, data: PanelData, look: Look, axis: str, name: str, raw: bool
@@ -219,8 +221,7 @@ class _Stack:
         for data, also, _, _ in shown:
             for one in (data, also) if also is not None else (data,):
                 averages = ", ".join(f"{series.run} {number(series.average)}" for series in one.series)
-                kind, title = overlay.statistic_of(one.panel).capitalize(), one.panel.title
-                said.append(f"{kind} of {title[:1].lower()}{title[1:]}: {averages}.")
+                said.append(f"{one.panel.title} ({overlay.statistic_of(one.panel)}): {averages}.")
         said += [f"{data.panel.title}: {_absent(data)}." for data, *_ in self._rows if _absent(data)]
         return f"After the start. {' '.join(said)}"
 
@@ -228,6 +229,10 @@ class _Stack:
         told = "; ".join(f"{data.panel.metric}: {_absent(data, alone=True)}" for data, *_ in self._rows)
         chart.say(figure, told)
         chart.describe(figure, f"{told}.")
+
+
+def _with_raw(data: PanelData) -> bool:
+    return len(data.series) <= _MOST_RAW
 
 
 def _absent(data: PanelData, alone: bool = False) -> str:
@@ -263,12 +268,13 @@ def _question(pair: Mapping[str, PastRun]) -> str:
 def _reach(panels: Sequence[PanelData], limits: Mapping[str, float], band: tuple[float, float] | None) -> list[float]:
     """The ends of a y axis: from 0 over all that comes after the start, or around a band."""
     series = [one for data in panels for one in data.series]
+    tops = [one.highest if _with_raw(data) else one.highest_trend for data in panels for one in data.series]
     if band is not None:
         low = min([band[0], *(float(one.values.min()) for one in series)])
         high = max([band[1], *(float(one.values.max()) for one in series)])
         room = (high - low) * (_ROOM - 1)
         return [low - room, high + room]
-    return [0.0, _ROOM * max([*(one.highest for one in series), *limits.values()]) or 1.0]
+    return [0.0, _ROOM * max([*tops, *limits.values()]) or 1.0]
 
 
 def _span(panels: Sequence[PanelData]) -> list[float]:

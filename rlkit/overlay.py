@@ -53,8 +53,8 @@ RATIO = Panel("ratio", "Importance ratio", smooth=False)
 class Series:
     """One run in one panel: where and what, its trend (None: not smoothed), its average after the start.
 
-    The average is the scoreboard's statistic of the metric. `highest` says how far a panel must reach: a start that
-    waits for the first rollouts would flatten all the rest.
+    The average is the scoreboard's statistic of the metric. `highest` and `highest_trend` say how far a panel must
+    reach: a start that waits for the first rollouts would flatten all the rest.
     """
 
     run: str
@@ -63,6 +63,7 @@ class Series:
     trend: pd.Series[float] | None
     average: float
     highest: float
+    highest_trend: float
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,19 @@ def _series(name: str, run: PastRun, panel: Panel, x: Axis, window: int) -> Seri
     values = run.frame[panel.metric].dropna()
     settled = column(settled_steps(run.frame, run.recipe), panel.metric)
     after_start = settled if settled.notna().any() else values
-    trend = None
+    trend, highest = None, float(after_start.max())
+    highest_trend = highest
     if panel.smooth and 1 < window <= len(values):
-        trend = values.rolling(window, min_periods=window).mean().dropna()
+        trend = _trend(values, window)
+        settled_trend = _trend(after_start, window)
+        highest_trend = float((settled_trend if len(settled_trend) else trend).max())
     where = positions(run.frame, x)[values.index]
-    return Series(name, where, values, trend, _average(panel, after_start), float(after_start.max()))
+    return Series(name, where, values, trend, _average(panel, after_start), highest, highest_trend)
+
+
+def _trend(values: pd.Series[float], window: int) -> pd.Series[float]:
+    means: pd.Series[float] = values.dropna().rolling(window, min_periods=window).mean().dropna()
+    return means
 
 
 def statistic_of(panel: Panel) -> str:

@@ -83,8 +83,8 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     """Run a notebook with papermill and write it as one HTML page to `out`, which is returned.
 
     The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
-    name files (`PATH_PARAMETERS`, `PATH_LISTS`) are taken from the current folder. Types are kept. Raises BadInput for a
-    notebook that cannot be read, a page that cannot be written, and a parameter that is not declared or declared with
+    name files (`PATH_PARAMETERS`, `PATH_LISTS`) are taken from the current folder. Types are kept. Raises BadInput for
+    a notebook that cannot be read, a page that cannot be written, and a parameter not declared or declared with
     another type; what a cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises
     anything else or the kernel dies.
     """

@@ -48,16 +48,16 @@ class Line:
 
 
 LINES = (
-    Line("Step, s (median)", "step_s", "perf/step_s"),
-    Line("of it forward and backward, s", "fwd_bwd_s", "perf/fwd_bwd_s"),
-    Line("of it waiting for rollouts, s", "rollout_wait_s", "perf/rollout_wait_s"),
-    Line("Samples in a step", "samples_per_step", "batch/samples_per_step"),
-    Line("Samples trained on per s", "samples_s"),
-    Line("Samples in the queue", "queue", "sample/rollout_queue_size"),
-    Line("A rollout held back, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
+    Line("Step, s", "step_s", "perf/step_s"),
+    Line("Forward and backward, s", "fwd_bwd_s", "perf/fwd_bwd_s"),
+    Line("Rollout wait, s", "rollout_wait_s", "perf/rollout_wait_s"),
+    Line("Samples a step", "samples_per_step", "batch/samples_per_step"),
+    Line("Samples a second", "samples_s"),
+    Line("Queue, samples", "queue", "sample/rollout_queue_size"),
+    Line("Backpressure, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
     Line("Staleness, versions", "staleness", "sample/staleness_mean"),
-    Line("Generated tokens per s", "generated_tok_s", "rollout/generated_tok_s"),
-    Line("MFU of forward and backward, %", "mfu", "perf/mfu_fwd_bwd"),
+    Line("Generated tok/s", "generated_tok_s", "rollout/generated_tok_s"),
+    Line("MFU, %", "mfu", "perf/mfu_fwd_bwd"),
     Line("Weight sync, s", "weight_sync_s", "perf/weight_sync_s"),
 )
 SYNC_LINES = (
@@ -108,8 +108,8 @@ def scoreboard_table(board: pd.DataFrame, published: Published = NOTHING_PUBLISH
     rows += _rows(board, LINES, published)
     rows.append(("Logged", *(_logged(board.loc[run]) for run in board.index)))
     whole = (
-        Line("All of the recipe's steps, min", "recipe_minutes", "wall_clock_min", absent=UNKNOWN),
-        Line("cost of that", "recipe_usd", None, _dollars, "no price"),
+        Line("Whole recipe, min", "recipe_minutes", "wall_clock_min", absent=UNKNOWN),
+        Line("Cost of that", "recipe_usd", None, _dollars, "no price"),
     )
     rows += _rows(board, whole, published)
     verdicts = []

@@ -88,15 +88,15 @@ def test_each_published_figure_has_its_panels_on_one_axis_and_says_what_it_shows
     assert all(lower[1] < upper[0] for upper, lower in pairwise(domains))
     assert figure.layout.title.text.endswith("?")
     assert "nan" not in figure.layout.meta["alt"]
-    assert "of the last 4 steps)" in text(figure)  # smoothing is labelled
+    assert figure.layout.xaxis.title.text.endswith("lines: mean of the last 4 steps)")  # smoothing is labelled
 
 
 def test_the_words_of_a_figure_are_the_scoreboards_figures() -> None:
     said = chase_figures.change(chase(), "three").layout.meta["alt"]
-    assert "Median of seconds of forward and backward: two 3, three 0.4." in said
-    assert "Median of samples in the queue: two 224, three 4." in said
+    assert "Seconds of forward and backward (median): two 3, three 0.4." in said
+    assert "Samples in the queue (median): two 224, three 4." in said
     assert (
-        "Mean of tokens generated per second: three 4,000, four 4,000."
+        "Tokens generated per second (mean): three 4,000, four 4,000."
         in (chase_figures.change(chase(), "four").layout.meta["alt"])
     )
 
@@ -145,10 +145,10 @@ def test_a_run_is_named_once_however_many_panels_it_is_in() -> None:
 def test_each_step_is_drawn_beside_its_trend_for_two_runs_and_not_for_five() -> None:
     two = chase_figures.change(chase(), "two")
     assert any(trace.opacity for trace in two.data)
-    assert "thin: each step, thick: mean of the last 4 steps" in text(two)
+    assert "(thick lines: mean of" in two.layout.xaxis.title.text
     five = chase_figures.all_runs(chase())
     assert not any(trace.opacity for trace in five.data)
-    assert "thin" not in text(five)
+    assert "(lines: mean of" in five.layout.xaxis.title.text
 
 
 def test_a_trend_is_the_mean_of_whole_rounds_of_syncs() -> None:
@@ -169,7 +169,11 @@ def test_a_panel_reaches_as_far_as_the_steps_after_the_start_and_says_what_is_be
     run.frame.loc[1, "perf/rollout_wait_s"] = 30.0
     figure = chase_figures.all_runs({"fast": run})
     assert figure.layout.yaxis3.range[1] == pytest.approx(0.5 * 1.08)
-    assert "the start reaches 30" in text(figure)
+    assert "at the start up to 30" in text(figure)
+    run.frame.loc[15, "perf/rollout_wait_s"] = 4.5
+    three = chase_figures.all_runs({"fast": run, "a": generation_bound("a"), "b": generation_bound("b")}, window=4)
+    assert three.layout.yaxis3.range[1] == pytest.approx((3 * 0.5 + 4.5) / 4 * 1.08)  # no more than what is drawn
+    assert "at the start up to 7.88" in text(three)
 
 
 def test_the_queue_stands_against_its_size() -> None:

@@ -195,7 +195,7 @@ def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkey
     assert page.first_bold.endswith("what bounded them: trainer, generation.")
     assert "Nothing changed: the same recipe again." in page.lines
     assert len(page.images) == 5
-    assert "Mean of reward: first 0.399, second 0.748." in "".join(page.images)
+    assert "Reward (mean): first 0.399, second 0.748." in "".join(page.images)
     assert "rlkit compare first recorded/second --out page.html" in page.text
 
 
