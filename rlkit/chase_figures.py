@@ -43,6 +43,9 @@ MOST_PANELS = 4  # more do not fit a screen
 
 # px
 _PANEL, _GAP, _TOP, _BOTTOM = 128, 46, 96, 52
+_NAME = 24  # px: a panel's name above it, and below the legend
+_ROOM = 1.08  # above the highest value, so that no line runs along the edge
+_MANY = 200  # markers of full size would hide each other
 # With more runs than this, every step of each would hide their trends.
 _MOST_RAW = 2
 _CHANGES_IN_TITLE = 2
@@ -130,40 +133,48 @@ class _Stack:
         height = _TOP + len(shown) * _PANEL + (len(shown) - 1) * _GAP + _BOTTOM
         inner = height - _TOP - _BOTTOM
         figure.update_layout(height=height, hoversubplots="axis", margin={"t": _TOP, "b": _BOTTOM})
+        figure.update_layout(legend={"y": 1 + _NAME / inner})
         look = figure.layout.yaxis.to_plotly_json()
         for place, (data, also, limits, band) in enumerate(shown):
             top = 1 - place * (_PANEL + _GAP) / inner
             axis = "y" if place == 0 else f"y{place + 1}"
-            flat = {"rangemode": "normal"} if band else {}
-            settings = look | {"domain": [max(0.0, top - _PANEL / inner), top], "title": None, "nticks": 5} | flat
+            reach = {"range": _reach([data, also] if also else [data], limits, band)}
+            settings = look | {"domain": [max(0.0, top - _PANEL / inner), top], "title": None, "nticks": 5} | reach
             figure.update_layout({f"yaxis{axis[1:]}": settings})
             self._name(figure, data, axis)
             self._lines(figure, data, also, axis)
             self._bounds(figure, limits, band, axis)
         last = f"y{len(shown)}" if len(shown) > 1 else "y"
-        figure.update_xaxes(title={"text": X_TITLES[self._x]}, anchor=last)
+        main = [row[0] for row in shown]
+        figure.update_xaxes(title={"text": self._x_title(main)}, anchor=last, range=_span(main))
         chart.describe(figure, self._words(shown))
         return figure
 
     def _name(self, figure: go.Figure, data: PanelData, axis: str) -> None:
-        text = f"<b>{data.panel.title}</b>"
-        if any(series.trend is not None for series in data.series):
-            every = "thin: each step, thick: " if self._with_raw(data) else ""
-            text += f"  ({every}mean of the last {self._window} steps)"
-        absent = _absent(data)
+        text, absent = f"<b>{data.panel.title}</b>", _absent(data)
+        drawn = [series.values if series.trend is None or _with_raw(data) else series.trend for series in data.series]
+        beyond = max(float(values.max()) for values in drawn)
+        if beyond > _reach([data], {}, None)[1]:
+            text += f"  at the start up to {number(beyond)}"
         text += f"  <i>{absent}</i>" if absent else ""
         place = {"xref": "x domain", "x": 0, "xanchor": "left", "yref": f"{axis} domain", "y": 1, "yanchor": "bottom"}
         figure.add_annotation(text=text, showarrow=False, font={"size": 12}, yshift=4, align="left", **place)
 
+    def _x_title(self, shown: Sequence[PanelData]) -> str:
+        smoothed = [data for data in shown if any(series.trend is not None for series in data.series)]
+        if not smoothed:
+            return X_TITLES[self._x]
+        lines = "thick lines" if all(map(_with_raw, smoothed)) else "lines"
+        return f"{X_TITLES[self._x]} ({lines}: mean of the last {self._window} steps)"
+
     def _lines(self, figure: go.Figure, data: PanelData, also: PanelData | None, axis: str) -> None:
         for series in data.series:
             look = self._look[series.run]
-            self._line(figure, series, data, look, axis, series.run, self._with_raw(data))
+            self._line(figure, series, data, look, axis, series.run, _with_raw(data))
         for series in also.series if also is not None else []:
-            self._line(figure, series, also or data, Look(GREEN, "dot"), axis, "of it forward and backward", False)
-
-    def _with_raw(self, data: PanelData) -> bool:
-        return len(data.series) <= _MOST_RAW
+            self._line(
+                figure, series, also or data, Look(GREEN, "dot", "circle"), axis, "of it forward and backward", False
+            )
 
     def _line(
         self, figure: go.Figure, series: Series, data: PanelData, look: Look, axis: str, name: str, raw: bool
@@ -178,12 +189,13 @@ class _Stack:
             figure.add_trace(go.Scatter(**_xy(series.where, series.values), mode="lines", showlegend=False, **each))
         values = series.values if trend is None else trend
         points = panel.sparse or len(values) < 2
+        width = 2.5 if trend is not None else 0.75 if panel.sparse else 1.5
         figure.add_trace(
             go.Scatter(
                 **_xy(series.where[values.index], values),
                 mode="lines+markers" if points else "lines",
-                line={"color": look.colour, "dash": look.dash, "width": 2.5 if trend is not None else 1.5},
-                marker={"size": 4, "color": look.colour},
+                line={"color": look.colour, "dash": look.dash, "width": width},
+                marker={"size": 4 if len(values) <= _MANY else 3, "color": look.colour, "symbol": look.symbol},
                 showlegend=first,
                 **shared,
             )
@@ -208,15 +220,19 @@ class _Stack:
         said = []
         for data, also, _, _ in shown:
             for one in (data, also) if also is not None else (data,):
-                medians = ", ".join(f"{series.run} {number(series.median)}" for series in one.series)
-                said.append(f"{one.panel.title}: {medians}.")
+                averages = ", ".join(f"{series.run} {number(series.average)}" for series in one.series)
+                said.append(f"{one.panel.title} ({overlay.statistic_of(one.panel)}): {averages}.")
         said += [f"{data.panel.title}: {_absent(data)}." for data, *_ in self._rows if _absent(data)]
-        return f"Medians after the start. {' '.join(said)}"
+        return f"After the start. {' '.join(said)}"
 
     def _nothing(self, figure: go.Figure) -> None:
         told = "; ".join(f"{data.panel.metric}: {_absent(data, alone=True)}" for data, *_ in self._rows)
         chart.say(figure, told)
         chart.describe(figure, f"{told}.")
+
+
+def _with_raw(data: PanelData) -> bool:
+    return len(data.series) <= _MOST_RAW
 
 
 def _absent(data: PanelData, alone: bool = False) -> str:
@@ -247,6 +263,27 @@ def _question(pair: Mapping[str, PastRun]) -> str:
     if not 1 <= len(fields) <= _CHANGES_IN_TITLE:
         return f"What changed from {' to '.join(pair)}?"
     return f"What did {' and '.join(f'{name} {plain(old)} → {plain(new)}' for name, old, new in fields)} change?"
+
+
+def _reach(panels: Sequence[PanelData], limits: Mapping[str, float], band: tuple[float, float] | None) -> list[float]:
+    """The ends of a y axis: from 0 over all that comes after the start, or around a band."""
+    series = [one for data in panels for one in data.series]
+    tops = [one.highest if _with_raw(data) else one.highest_trend for data in panels for one in data.series]
+    if band is not None:
+        low = min([band[0], *(float(one.values.min()) for one in series)])
+        high = max([band[1], *(float(one.values.max()) for one in series)])
+        room = (high - low) * (_ROOM - 1)
+        return [low - room, high + room]
+    return [0.0, _ROOM * max([*tops, *limits.values()]) or 1.0]
+
+
+def _span(panels: Sequence[PanelData]) -> list[float]:
+    """The ends of the x axis, with room for the first and the last marker."""
+    series = [one for data in panels for one in data.series]
+    first = min(float(one.where.min()) for one in series)
+    last = max(float(one.where.max()) for one in series)
+    room = (last - first) / 80 or 0.5
+    return [first - room, last + room]
 
 
 def _queue_sizes(runs: Mapping[str, PastRun]) -> dict[str, float]:

@@ -12,7 +12,11 @@ from rlkit import terminal
 from rlkit.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
+
+    from rlkit.past_run import PastRun
 
 # The notebook that walks through runs is the page, too.
 PAGE = Path(__file__).parents[1] / "notebooks" / "03_five_runs.ipynb"
@@ -36,7 +40,7 @@ def compare(
     past = open_past_runs(runs, source=source)
     board, syncs, routed = scoreboard(past), weight_syncs(past), routing(past)
     if out is not None:
-        _write_page(runs, source, out)
+        _write_page(runs, past.values(), source, out)
     if as_json:
         records = {"runs": board, "weight_syncs": syncs, "routing": routed}
         shown = {name: json.loads(frame.reset_index().to_json(orient="records")) for name, frame in records.items()}
@@ -66,7 +70,8 @@ def print_table(frame: pd.DataFrame) -> None:
     terminal.out.print(table, soft_wrap=False)
 
 
-def _write_page(runs: list[str], source: str | None, out: Path) -> None:
+def _write_page(runs: list[str], past: Iterable[PastRun], source: str | None, out: Path) -> None:
     from rlkit.report import render_notebook
 
-    render_notebook(PAGE, {"runs": runs, "source": source or ""}, out, title="rlkit compare")
+    named = [str(run.folder.path) if run.folder else wanted for wanted, run in zip(runs, past, strict=True)]
+    render_notebook(PAGE, {"runs": named, "source": source or ""}, out, title="rlkit compare")

@@ -12,6 +12,7 @@ import pandas as pd
 
 from rlkit.chart import Axis, logged, positions
 from rlkit.past_run import PastRun
+from rlkit.scoreboard import FIGURES
 from rlkit.signals import column, settled_steps
 
 # A twentieth of the steps shows the trend of 500 and still moves in a run of 40; fewer than four smooth nothing.
@@ -44,19 +45,25 @@ GENERATED = Panel("rollout/generated_tok_s", "Tokens generated per second", " to
 IN_FLIGHT = Panel("rollout/inflight", "Rollouts in flight", " rollouts")
 SYNC = Panel("perf/weight_sync_s", "Seconds of a weight sync", " s", False, True)
 STALENESS = Panel("sample/staleness_mean", "Age of the samples, policy versions", " versions")
-REWARD = Panel("reward", "Mean reward")
+REWARD = Panel("reward", "Reward")
 RATIO = Panel("ratio", "Importance ratio", smooth=False)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One run in one panel: where and what, its trend (None: not smoothed), and the median after the start."""
+    """One run in one panel: where and what, its trend (None: not smoothed), its average after the start.
+
+    The average is the scoreboard's statistic of the metric. `highest` and `highest_trend` say how far a panel must
+    reach: a start that waits for the first rollouts would flatten all the rest.
+    """
 
     run: str
     where: pd.Series[float]
     values: pd.Series[float]
     trend: pd.Series[float] | None
-    median: float
+    average: float
+    highest: float
+    highest_trend: float
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,26 @@ def window_for(runs: Mapping[str, PastRun]) -> int:
 def _series(name: str, run: PastRun, panel: Panel, x: Axis, window: int) -> Series:
     values = run.frame[panel.metric].dropna()
     settled = column(settled_steps(run.frame, run.recipe), panel.metric)
-    middle = float((settled if settled.notna().any() else values).median())
-    trend = None
+    after_start = settled if settled.notna().any() else values
+    trend, highest = None, float(after_start.max())
+    highest_trend = highest
     if panel.smooth and 1 < window <= len(values):
-        trend = values.rolling(window, min_periods=window).mean().dropna()
-    return Series(name, positions(run.frame, x)[values.index], values, trend, middle)
+        trend = _trend(values, window)
+        settled_trend = _trend(after_start, window)
+        highest_trend = float((settled_trend if len(settled_trend) else trend).max())
+    where = positions(run.frame, x)[values.index]
+    return Series(name, where, values, trend, _average(panel, after_start), highest, highest_trend)
+
+
+def _trend(values: pd.Series[float], window: int) -> pd.Series[float]:
+    means: pd.Series[float] = values.dropna().rolling(window, min_periods=window).mean().dropna()
+    return means
+
+
+def statistic_of(panel: Panel) -> str:
+    """Median or mean: what the scoreboard takes of the metric, else the mean."""
+    return next((figure.statistic for figure in FIGURES if figure.metric == panel.metric), "mean")
+
+
+def _average(panel: Panel, values: pd.Series[float]) -> float:
+    return float(values.median() if statistic_of(panel) == "median" else values.mean())

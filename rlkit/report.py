@@ -41,6 +41,8 @@ NOTEBOOK_ONLY_TAG = "notebook-only"  # introductions that a reader of the result
 
 # These name files: given relative to where the caller is, while the notebook runs in its own folder.
 PATH_PARAMETERS = frozenset({"folder", "grid", "page", "recipe"})
+# Lists of names that are files if there are such.
+PATH_LISTS = frozenset({"runs", "recipes"})
 
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
@@ -85,8 +87,8 @@ def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title
     """Run a notebook with papermill and write it as one HTML page to `out`, which is returned.
 
     The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
-    name files (`PATH_PARAMETERS`) are taken from the current folder. They keep their types. Raises BadInput for a
-    notebook that cannot be read, a page that cannot be written, and a parameter that is not declared or declared with
+    name files (`PATH_PARAMETERS`, `PATH_LISTS`) are taken from the current folder. Types are kept. Raises BadInput for
+    a notebook that cannot be read, a page that cannot be written, and a parameter not declared or declared with
     another type; what a cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises
     anything else, KernelDied when the kernel dies.
     """
@@ -176,6 +178,8 @@ def checked_parameters(notebook: Path, parameters: dict[str, Any]) -> dict[str, 
         kinds = [re.sub(r"\[.*", "", part).strip() for part in declared[name].split("|")]
         if all(kind in _TYPES for kind in kinds) and not any(_fits(value, kind) for kind in kinds):
             raise BadInput(f"{notebook}: parameter {name}: expected {declared[name]}, got {value!r}")
+        if name in PATH_LISTS and isinstance(value, list):
+            value = [str(Path(one).resolve()) if Path(one).exists() else one for one in map(str, value)]
         values[name] = str(Path(str(value)).resolve()) if name in PATH_PARAMETERS and value else value
     return values
 

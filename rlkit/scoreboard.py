@@ -99,10 +99,14 @@ def changes(before: PastRun | None, run: PastRun) -> list[tuple[str, object, obj
 
 
 def change_text(before: PastRun | None, run: PastRun) -> str | None:
-    """The changes as `train.token_budget 0 → 16384, ...`, `none` when there is none; None when they are unknown."""
+    """The changes as `train.token_budget 0 → 16384, ...`, `none` when there is none; None when they are unknown.
+
+    An hour's price is left out: it follows from the others.
+    """
     found = changes(before, run)
     if found is None:
         return None
+    found = [change for change in found if change[0] != "hardware.usd_per_hour"]
     return ", ".join(f"{name} {plain(old)} → {plain(new)}" for name, old, new in found) or "none"
 
 

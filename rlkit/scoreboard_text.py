@@ -6,6 +6,7 @@ Frames of texts. What a run did not log reads `not logged`, what cannot be known
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,16 +48,16 @@ class Line:
 
 
 LINES = (
-    Line("Step, s (median)", "step_s", "perf/step_s"),
-    Line("of it forward and backward, s", "fwd_bwd_s", "perf/fwd_bwd_s"),
-    Line("of it waiting for rollouts, s", "rollout_wait_s", "perf/rollout_wait_s"),
-    Line("Samples in a step", "samples_per_step", "batch/samples_per_step"),
-    Line("Samples trained on per s", "samples_s"),
-    Line("Samples in the queue", "queue", "sample/rollout_queue_size"),
-    Line("A rollout held back, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
+    Line("Step, s", "step_s", "perf/step_s"),
+    Line("Forward and backward, s", "fwd_bwd_s", "perf/fwd_bwd_s"),
+    Line("Rollout wait, s", "rollout_wait_s", "perf/rollout_wait_s"),
+    Line("Samples a step", "samples_per_step", "batch/samples_per_step"),
+    Line("Samples a second", "samples_s"),
+    Line("Queue, samples", "queue", "sample/rollout_queue_size"),
+    Line("Backpressure, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
     Line("Staleness, versions", "staleness", "sample/staleness_mean"),
-    Line("Generated tokens per s", "generated_tok_s", "rollout/generated_tok_s"),
-    Line("MFU of forward and backward, %", "mfu", "perf/mfu_fwd_bwd"),
+    Line("Generated tok/s", "generated_tok_s", "rollout/generated_tok_s"),
+    Line("MFU, %", "mfu", "perf/mfu_fwd_bwd"),
     Line("Weight sync, s", "weight_sync_s", "perf/weight_sync_s"),
 )
 SYNC_LINES = (
@@ -107,8 +108,8 @@ def scoreboard_table(board: pd.DataFrame, published: Published = NOTHING_PUBLISH
     rows += _rows(board, LINES, published)
     rows.append(("Logged", *(_logged(board.loc[run]) for run in board.index)))
     whole = (
-        Line("All of the recipe's steps, min", "recipe_minutes", "wall_clock_min", absent=UNKNOWN),
-        Line("cost of that", "recipe_usd", None, _dollars, "no price"),
+        Line("Whole recipe, min", "recipe_minutes", "wall_clock_min", absent=UNKNOWN),
+        Line("Cost of that", "recipe_usd", None, _dollars, "no price"),
     )
     rows += _rows(board, whole, published)
     verdicts = []
@@ -116,6 +117,7 @@ def scoreboard_table(board: pd.DataFrame, published: Published = NOTHING_PUBLISH
         told = published.get(run, {}).get("verdict")
         bound = str(board["bound"][run])
         side = f"{bound}-bound" if bound in SIDES else bound
+        told = "same" if told == side else told
         verdicts.append(f"{side} ({told})" if told else side)
     rows.append(("Verdict", *verdicts))
     rows.append(("Confidence", *map(str, board["confidence"])))
@@ -144,6 +146,15 @@ def changes_table(before: PastRun | None, run: PastRun) -> pd.DataFrame:
     """The recipe as a diff to the run before: field, old value, new value; no rows when nothing changed."""
     rows = [(name, plain(old), plain(new)) for name, old, new in changes(before, run) or []]
     return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
+
+
+def breakable(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose long names may be broken after a dot or an underscore, for a page that five of them must fit."""
+
+    def broken(cell: str) -> str:
+        return re.sub(r"(?<=[a-z])([._])(?=[a-z])", "\\1\u200b", cell)
+
+    return table.map(broken)
 
 
 def about(runs: Mapping[str, PastRun], published: Published) -> dict[str, str]:

@@ -17,6 +17,9 @@ from rlkit.scoreboard import changes, plain
 from rlkit.scoreboard_text import NOTHING_PUBLISHED, Published, changes_table
 from rlkit.wording import number
 
+# A cause that costs less of a step is named without it.
+SOME_SECONDS = 0.005
+
 
 def chapter(
     runs: Mapping[str, PastRun], name: str, published: Published = NOTHING_PUBLISHED, x: Axis = "step"
@@ -24,19 +27,20 @@ def chapter(
     """What there is to say of one run, in the order in which it is read."""
     order = list(runs)
     place, run = order.index(name), runs[name]
-    yield HTML(f"<h2>Run {place + 1}: {escape(name)}</h2>")  # type: ignore[no-untyped-call]  # IPython's is untyped
+    yield _html(f"<h2>Run {place + 1}: {escape(name)}</h2>")
     before = runs[order[place - 1]] if place else None
     yield show.note(_change(before, run))
     if before is not None and changes(before, run):
         yield show.table(changes_table(before, run))
     yield chase_figures.change(runs, name, x) if place else chase_figures.dashboard(runs, name, x)
-    yield show.headline(run.verdict, _facts(run))
+    verdict = show.headline(run.verdict, _facts(run))
+    yield _html(f'<div class="rlkit-chapter">{verdict.data}</div>')
     yield show.note(_why(run))
     told = published.get(name, {})
     if told.get("verdict"):
         yield show.note(_published(told))
     following = runs[order[place + 1]] if place + 1 < len(order) else None
-    if following is not None:
+    if following is not None and not told.get("next"):
         yield show.note(f"What was changed next: {_fields(run, following)}.")
 
 
@@ -75,15 +79,13 @@ def _facts(run: PastRun) -> dict[str, object]:
 
 
 def _why(run: PastRun) -> str:
+    """The cause, what else costs time, and what would make it another verdict."""
     verdict = run.verdict
-    why = f"Because {verdict.reason}." if verdict.reason else ""
-    others = [
-        f"{cause.text}{'' if cause.seconds is None else f' ({number(cause.seconds)} s a step)'}"
-        for cause in verdict.causes[1:]
-    ]
-    cause = f" The cause: {verdict.cause}." if verdict.cause else ""
-    also = f" Also: {'; '.join(others)}." if others else ""
-    return f"{why}{cause}{also}".strip()
+    costs = [(cause.text, cause.seconds or 0.0) for cause in verdict.causes[1:]]
+    others = [f"{words}, {number(cost)} s a step" if cost >= SOME_SECONDS else words for words, cost in costs]
+    cause = f"The cause: {verdict.cause}." if verdict.cause else ""
+    also = f"Also: {'; '.join(others)}." if others else ""
+    return " ".join(part for part in (cause, also, verdict.would_change) if part)
 
 
 def _published(told: Mapping[str, object]) -> str:
@@ -96,3 +98,7 @@ def _fields(run: PastRun, following: PastRun) -> str:
     if not found:
         return "unknown" if found is None else "nothing"
     return ", ".join(f"{name} {plain(old)} → {plain(new)}" for name, old, new in found)
+
+
+def _html(text: str) -> HTML:
+    return HTML(text)  # type: ignore[no-untyped-call]  # IPython's is untyped

@@ -12,16 +12,20 @@ import papermill
 import pytest
 from html_page import Page
 from run_folders import log_run, run_folder
+from typer.testing import CliRunner
 
 from rlkit.ablation import CELLS
+from rlkit.cli import app
+from rlkit.five_runs import published_chase
 from rlkit.report import declared_parameters, render_notebook, report_run
 from rlkit.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
 NOTEBOOKS = sorted((TESTS.parent / "notebooks").glob("*.ipynb"))
 MAX_CELL_LINES = 12  # more is logic, which belongs in a module with a test
-LAUNCH, DIAGNOSE, CAP = (
-    TESTS.parent / "notebooks" / name for name in ("01_launch.ipynb", "02_diagnose.ipynb", "04_adaptive_cap.ipynb")
+LAUNCH, DIAGNOSE, FIVE, CAP = (
+    TESTS.parent / "notebooks" / name
+    for name in ("01_launch.ipynb", "02_diagnose.ipynb", "03_five_runs.ipynb", "04_adaptive_cap.ipynb")
 )
 
 # Runs in the notebook's kernel before its first cell: an engine that "executes" a recorded run.
@@ -75,7 +79,7 @@ def test_notebooks_keep_to_the_rules(path: Path) -> None:
 
 
 def test_every_notebook_is_run_below() -> None:
-    assert [LAUNCH, DIAGNOSE, CAP] == NOTEBOOKS
+    assert [LAUNCH, DIAGNOSE, FIVE, CAP] == NOTEBOOKS
 
 
 def test_launch_checks_a_recipe_without_launching_it(tmp_path: Path) -> None:
@@ -152,6 +156,47 @@ def test_the_cap_is_compared_with_a_fixed_limit_and_with_what_was_published(tmp_
     page = rendered(CAP, {"folder": str(folder)}, tmp_path)
     assert page.first_bold.endswith(" claims hold.")
     assert "cap-kept: at most 10 preemptions per 300" in page.lines
+
+
+def test_the_five_runs_are_simulated_and_walked_through(tmp_path: Path) -> None:
+    page = rendered(FIVE, {"steps": 20, "folder": str(tmp_path / "five")}, tmp_path)
+    assert re.fullmatch(
+        r"5 runs: 500 steps go from [\d.]+ min to [\d.]+ min, [\d.]+ times as fast; what bounded them: trainer, .+\.",
+        page.first_bold,
+    )
+    chapters = [line for line in page.lines if line.startswith("Run ")]
+    assert chapters == [f"Run {number}: {run.name}" for number, run in enumerate(published_chase(), 1)]
+    for expected in (
+        "train.gradient_checkpointing",
+        "Its authors said: trainer-bound, one sequence per microbatch; next: token_budget=16384",
+        "there the chase ended.",
+        "to the replica with their prompt",
+        "of it acceptance by all replicas, s",
+        f"rlkit run {tmp_path / 'five' / 'r1-dp2' / 'recipe.yaml'}",
+    ):
+        assert expected in page.text
+    assert re.search(r"\([\d,]+ to [\d,]+\)", page.text)  # a published range beside a simulated figure
+    assert len(page.images) == 8
+    unrewarded = [words for words in page.images if words.startswith("reward: ")]
+    assert [words.count("not simulated, it has no physics") for words in unrewarded] == [1, 2]
+    assert not any("not logged" in words for words in page.images)
+
+
+def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rlkit compare --out` renders the same notebook; runs are named from where it is called."""
+    run_folder(tmp_path / "first")
+    log_run("learning-run", "second")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["compare", "first", "recorded/second", "--out", "both.html"])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "Page: both.html"
+    page = checked(tmp_path / "both.html")
+    assert page.first_bold.startswith("2 runs: ")
+    assert page.first_bold.endswith("what bounded them: trainer, generation.")
+    assert "Nothing changed: the same recipe again." in page.lines
+    assert len(page.images) == 5
+    assert "Reward (mean): first 0.399, second 0.748." in "".join(page.images)
+    assert "rlkit compare first recorded/second --out page.html" in page.text
 
 
 def rendered(notebook: Path, values: dict[str, Any], tmp_path: Path) -> Page:
