@@ -136,14 +136,14 @@ def _packing(runs: Sequence[LoggedRun], assumed: Physics) -> dict[str, Any]:
             rows.append((float(run.recipe.train.gradient_accumulation_steps), float(samples), max(0.0, float(left))))
     if not rows:
         return {}
-    microbatches, samples, left = (np.asarray(values) for values in zip(*rows, strict=True))
-    if _differ(list(samples / microbatches)):
+    microbatches, per_step, rest_s = np.asarray(rows).T
+    if _differ(list(per_step / microbatches)):
         from scipy.optimize import nnls
 
-        each, per_sample = (float(value) for value in nnls(np.stack([microbatches, samples], axis=1), left)[0])
+        each, per_sample = (float(value) for value in nnls(np.stack([microbatches, per_step], axis=1), rest_s)[0])
     else:
-        expected = assumed.microbatch_s * microbatches + assumed.sample_s * samples
-        scale = float(left.sum() / expected.sum())
+        expected = assumed.microbatch_s * microbatches + assumed.sample_s * per_step
+        scale = float(rest_s.sum() / expected.sum())
         each, per_sample = assumed.microbatch_s * scale, assumed.sample_s * scale
     return {"microbatch_s": each, "sample_s": per_sample}
 
