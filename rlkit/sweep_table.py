@@ -134,7 +134,13 @@ def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
     """The columns of a results table that a person looks at first."""
     metrics = [name for name in SHOWN_METRICS if name in table and table[name].notna().any()]
     columns = ["point", "status", *fields, "verdict", "step_s", "wall_clock_min", "usd", *metrics]
-    return table[[name for name in columns if name in table and table[name].notna().any()]]
+    return rounded(table[[name for name in columns if name in table and table[name].notna().any()]])
+
+
+def rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with three digits of every fraction: more are noise to a reader."""
+    fractions = table.select_dtypes("float")
+    return table.assign(**{name: fractions[name].map(lambda value: float(f"{value:.3g}")) for name in fractions})
 
 
 def _minutes(frame: pd.DataFrame) -> float | None:

@@ -25,7 +25,7 @@ STEPS = 40
 SEEDS = 1
 # Values of a slider: around the recipe's own, each twice the one before.
 DOUBLINGS = 2
-MORE_REPLICAS = 3
+MORE_REPLICAS = 2
 # Rows that hold so many of the longest sequences.
 ROWS_OF_SEQUENCES = (1, 4, 8)
 
@@ -133,15 +133,20 @@ class WhatIf:
             found += [replace(choice, **{name: values[i]}) for i in (at - 1, at + 1) if 0 <= i < len(values)]
         return found
 
-    def grid(self, replicas: Iterable[int], in_flight: Iterable[int]) -> pd.DataFrame:
-        """Predictions over two settings, the others as in the recipe; a row each, what cannot be simulated left out.
+    def grid(self, across: str, up: str) -> pd.DataFrame:
+        """Predictions over all values of two settings, the others as in the recipe; what cannot be simulated left out.
 
-        Columns as a results table has them (`rlkit.sweep_table`), so that the same figures draw it.
+        A row each, with columns as a results table has them (`rlkit.sweep_table`), so that the same figures draw it.
+        Raises BadInput for a setting that is not there.
         """
+        options = self.options
+        unknown = next((name for name in (across, up) if name not in options), None)
+        if unknown is not None or across == up:
+            raise BadInput(f"{unknown or across}: expected two of {', '.join(options)}")
         rows = []
-        for number, (count, limit) in enumerate(product(replicas, in_flight), 1):
+        for number, values in enumerate(product(options[across], options[up]), 1):
             try:
-                found = self.predict(replace(self.start, replicas=count, in_flight=limit))
+                found = self.predict(replace(self.start, **dict(zip((across, up), values, strict=True))))
             except BadInput:
                 continue
             rows.append({"point": number, "status": "done", "verdict": found.verdict.bound} | as_row(found))
