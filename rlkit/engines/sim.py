@@ -72,15 +72,15 @@ def _leave_behind(recipe: Recipe, folder: RunFolder, run: Simulation, notes: lis
     }
     lines = [json.dumps({"global_step": step.number, **step.metrics}) for step in run.steps]
     folder.steps.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    folder.proxy.write_text(json.dumps(_proxy(run), indent=2) + "\n", encoding="utf-8")
+    folder.proxy.write_text(json.dumps(proxy_counters(run), indent=2) + "\n", encoding="utf-8")
     if recipe.cap.policy != "none":
         decisions = [json.dumps(decision.to_dict()) for decision in run.decisions]
         folder.cap.write_text("".join(line + "\n" for line in decisions), encoding="utf-8")
     write_run(recipe.tracking.project, folder.name, rows, moments, config)
 
 
-def _proxy(run: Simulation) -> dict[str, Any]:
-    """The counters that the proxy would have written."""
+def proxy_counters(run: Simulation) -> dict[str, Any]:
+    """The counters that the proxy would have written (proxy.json)."""
     routing = run.routing
     replicas = []
     for server in range(routing.replicas):
