@@ -25,6 +25,9 @@ def decisions_over_time(trace: pd.DataFrame | None) -> go.Figure:
         return figure
     minutes, width = stretches
     counts = pd.crosstab(minutes, trace["decision"]) / width
+    # A stretch in which nobody was admitted has none, rather than no value.
+    middles = [(stretch + 0.5) * width for stretch in range(STRETCHES)]
+    counts = counts.reindex([at for at in middles if at <= counts.index.max()], fill_value=0.0)
     whole = trace["decision"].value_counts(normalize=True)
     for kind, colour in DECISION_COLOURS.items():
         name = kind.replace("_", "-")

@@ -133,7 +133,7 @@ def explain_blocks(
         )
     rest = len(tokens) % size
     if rest:
-        rows.append((len(blocks) + 1, text(tokens[-rest:]), "", "none", f"{rest} tokens: no whole block"))
+        rows.append((len(blocks) + 1, text(tokens[-rest:]), "", "none", f"{rest} of {size} tokens: no whole block"))
     return pd.DataFrame(rows, columns=["Block", "Text", "Hash", "Served by replica", "What it says"])
 
 

@@ -17,6 +17,7 @@ from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.lock import RunLock
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
+from rlkit.serving.router import DECISIONS
 from rlkit.simulation.frame import logged_rows
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.simulate import Simulation, Step, simulate
@@ -95,6 +96,7 @@ def proxy_counters(run: Simulation) -> dict[str, Any]:
         replicas.append(
             {
                 "routed": routing.on(server),
+                **{decision.replace("-", "_"): routing.cells[decision][server] for decision in DECISIONS},
                 "completed": counted["finished"],
                 "failed": 0,
                 "vllm": vllm,

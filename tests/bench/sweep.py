@@ -1,4 +1,4 @@
-"""A sweep of 200 simulated points that is killed on the way: python tests/bench/sweep.py [GRID.yaml] [--kills 2] [--json]
+"""A sweep that is killed on the way, 200 simulated points: python tests/bench/sweep.py [GRID.yaml] [--kills 2] [--json]
 
 The sweep is a process of its own. It is killed (SIGKILL) each time another part of the points has ended, and started
 again. Afterwards a part of the points is run anew elsewhere, and its rows must be those of the table.
