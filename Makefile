@@ -74,6 +74,10 @@ bench-simulator: $(INSTALLED) ## the simulator beside everything published, and 
 	$(BIN)/rlkit simulate --published
 	$(BIN)/python tests/bench/predictions.py
 
+.PHONY: bench-sweep
+bench-sweep: $(INSTALLED) ## seconds of a sweep of 200 simulated points, killed twice on the way
+	$(BIN)/python tests/bench/sweep.py $(if $(JSON),--json)
+
 ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
 	$(BIN)/python -m rlkit.ablation
 

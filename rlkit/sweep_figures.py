@@ -27,9 +27,8 @@ BOUNDS: dict[str, tuple[str, str]] = {
 _OTHER = (GREY, "x")
 # From light to dark in one hue: it reads the same in greyscale and with every colour blindness.
 _SCALE = [[0.0, "#eaf3fa"], [1.0, "#00446b"]]
-# Where the scale is dark enough for white figures on it.
-_DARK_FROM = 0.55
 _ROOM = 0.06  # of an axis on either side of its first and last value
+_LABEL = 0.05  # of an axis: what a label takes of it
 
 
 def usable(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -85,7 +84,7 @@ def parallel_coordinates(table: pd.DataFrame, fields: Sequence[str], metrics: Se
         )
     for position, name in enumerate(axes):
         figure.add_vline(x=position, line={"color": GREY, "width": 1}, layer="below")
-        for value, height in _ends(points[name], heights[name]):
+        for value, height in _labels(points[name], heights[name]):
             figure.add_annotation(
                 x=position, y=height, text=_word(value), showarrow=False, xanchor="left", xshift=6, font={"size": 11}
             )
@@ -119,6 +118,8 @@ def heat_map(table: pd.DataFrame, fields: Sequence[str], metric: str) -> go.Figu
             x=names[0],
             y=names[1],
             z=values,
+            text=[["" if np.isnan(value) else number(float(value)) for value in across] for across in values],
+            texttemplate="%{text}",
             colorscale=_SCALE,
             xgap=2,
             ygap=2,
@@ -126,12 +127,6 @@ def heat_map(table: pd.DataFrame, fields: Sequence[str], metric: str) -> go.Figu
             hovertemplate=f"{x} %{{x}}<br>{y} %{{y}}<br>{metric} %{{z:.4~g}}<extra></extra>",
         )
     )
-    for row, across in zip(names[1], values, strict=True):
-        for column, value in zip(names[0], across, strict=True):
-            if not np.isnan(value):
-                dark = high > low and (value - low) / (high - low) > _DARK_FROM
-                ink = {"color": "white" if dark else "#1f2328", "size": 12}
-                figure.add_annotation(x=column, y=row, text=number(float(value)), showarrow=False, font=ink)
     figure.update_xaxes(title={"text": x}, type="category", showgrid=False)
     figure.update_yaxes(type="category", rangemode="normal", showgrid=False)
     figure.update_layout(showlegend=False, hovermode="closest", height=190 + 46 * len(names[1]))
@@ -204,11 +199,16 @@ def _scaled(values: pd.Series[float]) -> pd.Series[float]:
     return scaled
 
 
-def _ends(values: pd.Series[float], heights: pd.Series[float]) -> list[tuple[object, float]]:
-    """The values at the bottom and at the top of an axis, and all of them where they are few."""
+def _labels(values: pd.Series[float], heights: pd.Series[float]) -> list[tuple[object, float]]:
+    """The values at the ends of an axis, and those between that have room for their label."""
     known = pd.DataFrame({"value": values, "height": heights}).dropna().drop_duplicates("height").sort_values("height")
-    shown = known if len(known) <= 6 else known.iloc[[0, -1]]
-    return [(value, float(height)) for value, height in zip(shown["value"], shown["height"], strict=True)]
+    kept: list[tuple[object, float]] = []
+    top = float(known["height"].max())
+    for value, height in zip(known["value"], known["height"], strict=True):
+        fits = not kept or height - kept[-1][1] >= _LABEL
+        if height == top or (fits and top - height >= _LABEL):
+            kept.append((value, float(height)))
+    return kept
 
 
 def _best(points: pd.DataFrame, metrics: Sequence[str]) -> str:

@@ -116,14 +116,15 @@ def _become_kernel(wanted: dict[str, Any]) -> None:
     os.dup2(nothing, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
-    os.environ.update(wanted["env"] | {"JPY_PARENT_PID": str(parent)})
+    os.environ.update(wanted["env"])
     os.chdir(wanted["cwd"])
     np.random.seed()  # or every kernel would draw the same numbers; Python's own generator does this by itself
     from ipykernel import kernelapp
 
     code = 1
     try:
-        kernelapp.launch_new_instance(argv=wanted["argv"])
+        # ipykernel looked for JPY_PARENT_PID when it was imported: without this it would outlive its parent.
+        kernelapp.launch_new_instance(argv=[*wanted["argv"], f"--IPKernelApp.parent_handle={parent}"])
         code = 0
     finally:
         os._exit(code)

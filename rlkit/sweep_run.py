@@ -13,6 +13,7 @@ at all. Kernels end with the process that started them.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from typing import Any, Literal
 
 import nbformat
 import pandas as pd
+from jupyter_core.utils import ensure_event_loop
 
 from rlkit import display, machine
 from rlkit.chart import VERMILLION
@@ -36,7 +38,7 @@ from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 from rlkit.sweep import Point, Sweep, load_sweep, next_point, over_budget, parallel
 from rlkit.sweep_kernels import Kernels
-from rlkit.sweep_table import Summary, results_table, summarise
+from rlkit.sweep_table import Summary, column_of, results_table, summarise
 
 INDEX = Path(__file__).parents[1] / "notebooks" / "06_sweep.ipynb"
 
@@ -205,7 +207,7 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
                         on_end(point, state.ended[point.key], len(state.ended))
                         continue
                     running.append(point)
-                    state.running[pool.submit(_run_point, sweep, folder, point, kernels)] = point
+                    state.running[pool.submit(_in_own_loop, _run_point, sweep, folder, point, kernels)] = point
                 for future in wait(state.running, return_when=FIRST_COMPLETED).done:
                     point = state.running.pop(future)
                     ended = state.ended[point.key] = future.result()
@@ -215,6 +217,15 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
         except BaseException:
             kernels.stop()  # the threads end with their kernels
             raise
+
+
+def _in_own_loop(work: Callable[..., Ended], *arguments: Any) -> Ended:
+    """Papermill's client makes an event loop for the thread it is in, and leaves it open."""
+    try:
+        return work(*arguments)
+    finally:
+        ensure_event_loop().close()
+        asyncio.set_event_loop(None)
 
 
 def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels) -> Ended:
@@ -295,7 +306,8 @@ def _claimed(folder: SweepFolder, sweep: Sweep) -> Iterator[None]:
         except OSError:
             raise BadInput(f"{path}: a sweep is going on here; choose another --out") from None
         points = [{"name": point.name, "values": point.values} for point in sweep.points]
-        asked = {"name": sweep.name, "notebook": str(sweep.notebook), "fields": sweep.fields, "points": points}
+        asked = {"name": sweep.name, "notebook": str(sweep.notebook), "points": points}
+        asked["fields"] = [column_of(field) for field in sweep.fields]
         _write_json(folder.plan, asked | {"recipe": sweep.base.to_dict()})
         yield
 

@@ -1,7 +1,7 @@
 """What a sweep comes to: each point's run in one summary, and all of them in one tidy table, a row a point. Pure but
 for the two readers.
 
-Columns: `point`, `name`, `status`, `error`, `attempts`; the fields that differ, by their names in the recipe;
+Columns: `point`, `name`, `status`, `error`, `attempts`; the fields that differ, by the names of `column_of`;
 `verdict`, `confidence`, `headline`, `next_action`; `steps`, `step_s`, `wall_clock_min`, `usd`; every metric that was
 logged, under TRL's own name, as its mean over the settled steps.
 """
@@ -9,8 +9,7 @@ logged, under TRL's own name, as its mean over the settled steps.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +98,21 @@ def results_table(sweep: Sweep, ended: Mapping[str, Ended]) -> pd.DataFrame:
             "error": end.error if end is not None else None,
             "attempts": end.attempts if end is not None else 0,
         }
-        row |= {field: _value_of(point.recipe, point.values, field) for field in sweep.fields}
+        row |= {column_of(field): _value_of(point.recipe, point.values, field) for field in sweep.fields}
         row |= {name: getattr(summary, name, None) for name in OUTCOME}
         rows.append(row | (dict(sorted(summary.metrics.items())) if summary is not None else {}))
-    return _typed(pd.DataFrame(rows), sweep.fields)
+    return _typed(pd.DataFrame(rows), [column_of(field) for field in sweep.fields])
+
+
+def column_of(field: str) -> str:
+    """A grid's field as the table calls it: `reward` is a metric there, and `recipe.reward` a field.
+
+    >>> column_of("serve.replicas"), column_of("reward"), column_of("count")
+    ('serve.replicas', 'recipe.reward', 'parameter.count')
+    """
+    if "." in field:
+        return field
+    return f"recipe.{field}" if field in Recipe.model_fields else f"parameter.{field}"
 
 
 def headline(table: pd.DataFrame) -> str:
@@ -134,7 +144,13 @@ def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
     """The columns of a results table that a person looks at first."""
     metrics = [name for name in SHOWN_METRICS if name in table and table[name].notna().any()]
     columns = ["point", "status", *fields, "verdict", "step_s", "wall_clock_min", "usd", *metrics]
-    return table[[name for name in columns if name in table and table[name].notna().any()]]
+    return rounded(table[[name for name in columns if name in table and table[name].notna().any()]])
+
+
+def rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with three digits of every fraction: more are noise to a reader."""
+    fractions = table.select_dtypes("float")
+    return table.assign(**{name: fractions[name].map(lambda value: float(f"{value:.3g}")) for name in fractions})
 
 
 def _minutes(frame: pd.DataFrame) -> float | None:
@@ -147,15 +163,15 @@ def _minutes(frame: pd.DataFrame) -> float | None:
 
 def _value_of(recipe: Recipe, values: Mapping[str, Any], field: str) -> Any:
     """What the grid gave, else what the recipe says: a listed point need not name every field."""
-    if field in values or not re.fullmatch(r"[\w.]+", field):
-        return values.get(field)
+    if field in values:
+        return values[field]
     found: Any = recipe.to_dict()
     for part in field.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
 
 
-def _typed(table: pd.DataFrame, fields: tuple[str, ...]) -> pd.DataFrame:
+def _typed(table: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
     """Columns with one type each, as parquet wants them: mixed ones and lists become text."""
     for name in fields:
         kinds = {type(value) for value in table[name] if value is not None}

@@ -27,6 +27,10 @@ LAUNCH, DIAGNOSE, FIVE, CAP = (
     TESTS.parent / "notebooks" / name
     for name in ("01_launch.ipynb", "02_diagnose.ipynb", "03_five_runs.ipynb", "04_adaptive_cap.ipynb")
 )
+WHAT_IF, SWEEP, ROUTING, POINT = (
+    TESTS.parent / "notebooks" / name
+    for name in ("05_what_if.ipynb", "06_sweep.ipynb", "07_routing.ipynb", "point.ipynb")
+)
 
 # Runs in the notebook's kernel before its first cell: an engine that "executes" a recorded run.
 FAKE_ENGINE = f"""
@@ -79,7 +83,7 @@ def test_notebooks_keep_to_the_rules(path: Path) -> None:
 
 
 def test_every_notebook_is_run_below() -> None:
-    assert [LAUNCH, DIAGNOSE, FIVE, CAP] == NOTEBOOKS
+    assert [LAUNCH, DIAGNOSE, FIVE, CAP, WHAT_IF, SWEEP, ROUTING, POINT] == NOTEBOOKS
 
 
 def test_launch_checks_a_recipe_without_launching_it(tmp_path: Path) -> None:
@@ -197,6 +201,49 @@ def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkey
     assert len(page.images) == 5
     assert "Reward (mean): first 0.399, second 0.748." in "".join(page.images)
     assert "rlkit compare first recorded/second --out page.html" in page.text
+
+
+def test_what_if_without_a_hand_on_it_shows_the_recipe_and_two_settings_at_once(tmp_path: Path) -> None:
+    local = str(TESTS.parent / "runs" / "local.yaml")
+    values = {"recipe": local, "overrides": ["train.steps=12"], "across": "queue", "up": "sync_steps"}
+    page = rendered(WHAT_IF, values, tmp_path)
+    assert "the recipe as it is" in page.text
+    assert len(page.images) == 3  # the front, the map, the front of the map
+    assert page.images[0].endswith(" replicas.")
+    assert page.images[1].startswith("Mean step_s of 25 points: lowest ")
+    assert "two cores that trainer and replicas share" in page.text
+
+
+def test_a_sweep_is_run_shown_and_linked(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    local = TESTS.parent / "runs" / "local.yaml"
+    grid.write_text(
+        f"recipe: {local}\nsteps: 12\n"
+        "grid: {engine: [sim], rollout.max_inflight_tasks: [8, 64]}\npoints: [{engine: sim, serve.replicas: 1}]\n"
+    )
+    folder = tmp_path / "out"
+    page = rendered(SWEEP, {"grid": str(grid), "folder": str(folder), "page": str(tmp_path)}, tmp_path)
+    assert page.first_bold.startswith("3 of 3 points ran; the fastest is point ")
+    assert "[3/3] " in page.text
+    assert len(page.images) == 3
+    links = re.findall(r'<a href="(out/points/[^"]+)"', (tmp_path / "page.html").read_text())
+    assert len(links) == 3
+    for link in links:  # POINT, run by the sweep
+        point = checked(tmp_path / link)
+        assert "-bound: " in point.first_bold or point.first_bold.startswith(("Balanced", "Undetermined"))
+        assert len(point.images) == 3
+
+
+def test_routing_is_shown_of_a_run_and_of_a_simulated_one(tmp_path: Path) -> None:
+    local = TESTS.parent / "runs" / "local.yaml"
+    page = rendered(ROUTING, {"recipe": str(local), "steps": 8}, tmp_path)
+    assert " rollouts went to the replica that has served their prompt, " in page.first_bold
+    assert {"decides", "shared by prompts", "spilled: the one that has is too far ahead"} <= set(page.lines)
+    assert len(page.images) == 3
+    folder = run_folder(tmp_path / "measured")
+    page = rendered(ROUTING, {"folder": str(folder.path)}, tmp_path)
+    assert page.first_bold.startswith("87 % of 6,040 rollouts ")
+    assert "each decision: recorded of simulated runs only in this run." in page.images
 
 
 def rendered(notebook: Path, values: dict[str, Any], tmp_path: Path) -> Page:

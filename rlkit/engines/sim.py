@@ -19,6 +19,7 @@ from rlkit.engines.lock import RunLock
 from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
+from rlkit.serving.router import DECISIONS
 from rlkit.simulation.frame import logged_rows
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.simulate import Simulation, Step, simulate
@@ -85,15 +86,15 @@ def _leave_behind(recipe: Recipe, folder: RunFolder, run: Simulation, notes: lis
         },
         "simulated": {"seed": recipe.train.seed, "reward": "not simulated", "extrapolated": notes},
     }
-    folder.proxy.write_text(json.dumps(_proxy(run), indent=2) + "\n", encoding="utf-8")
+    folder.proxy.write_text(json.dumps(proxy_counters(run), indent=2) + "\n", encoding="utf-8")
     if recipe.cap.policy != "none":
         decisions = [json.dumps(decision.to_dict()) for decision in run.decisions]
         folder.cap.write_text("".join(line + "\n" for line in decisions), encoding="utf-8")
     write_run(recipe.tracking.project, folder.name, rows, moments, config)
 
 
-def _proxy(run: Simulation) -> dict[str, Any]:
-    """The counters that the proxy would have written."""
+def proxy_counters(run: Simulation) -> dict[str, Any]:
+    """The counters that the proxy would have written (proxy.json)."""
     routing = run.routing
     replicas = []
     for server in range(routing.replicas):
@@ -108,6 +109,7 @@ def _proxy(run: Simulation) -> dict[str, Any]:
         replicas.append(
             {
                 "routed": routing.on(server),
+                **{decision.replace("-", "_"): routing.cells[decision][server] for decision in DECISIONS},
                 "completed": counted["finished"],
                 "failed": 0,
                 "vllm": vllm,

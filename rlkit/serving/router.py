@@ -75,7 +75,7 @@ class Router:
         self.in_flight = [0] * replicas
         self.max_in_flight = 0
         self._in_flight_everywhere = 0
-        self._spill_threshold = spill_threshold
+        self.spill_threshold = spill_threshold
         self._policy = policy
         self._routable: tuple[int, ...] = ()
         self._next = 0
@@ -151,7 +151,7 @@ class Router:
             for replica in candidates:
                 if specific >> replica & 1 and (best < 0 or in_flight[replica] < in_flight[best]):
                     best = replica
-            if in_flight[best] - lowest <= self._spill_threshold:
+            if in_flight[best] - lowest <= self.spill_threshold:
                 return best, "affinity"
         least = self._round_robin([replica for replica in candidates if in_flight[replica] == lowest])
         return least, "spilled" if specific else "unmatched"

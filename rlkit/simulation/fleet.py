@@ -27,6 +27,8 @@ class Fleet:
         self._loop = loop
         self._setup = setup
         self._on_ended = on_ended
+        # Told of each decision: when, what was decided, and what every server has in flight then.
+        self.on_routed: Callable[[float, Routed, list[int]], None] | None = None
         self._members: list[list[int]] = [[] for _ in range(setup.servers)]
         for number, engine in enumerate(setup.engines):
             self._members[engine.server].append(number)
@@ -51,6 +53,8 @@ class Fleet:
         version = rollout.version if self._setup.routing.adapters else 0
         routed = self.router.route_chain(_adapter(version), self._prompt_chain(version, rollout))
         assert routed is not None  # no server is ever taken out
+        if self.on_routed is not None:
+            self.on_routed(self._loop.now, routed, self.router.in_flight)
         members = self._members[routed.replica]
         inner = self._inner[routed.replica].route_chain("", b"")
         assert inner is not None

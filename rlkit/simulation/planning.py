@@ -153,7 +153,7 @@ def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]
     train, transport = recipe.train, recipe.transport
     packings: list[list[str]] = [[]]
     if train.token_budget == 0 and recipe.samples_per_step is not None:
-        packings.append(_packed(recipe, recipe.samples_per_step))
+        packings.append(packed(recipe, recipe.samples_per_step, ROW_OF_SEQUENCES * recipe.serve.max_model_len))
     checkpointing = [[]] if not train.gradient_checkpointing else [[], ["train.gradient_checkpointing=false"]]
     transports: list[list[str]] = [[]]
     if transport.kind == "bucket":
@@ -167,12 +167,16 @@ def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]
         yield [change for part in parts for change in part]
 
 
-def _packed(recipe: Recipe, samples: int) -> list[str]:
-    lengths = translate(recipe).setup.lengths
-    budget = ROW_OF_SEQUENCES * recipe.serve.max_model_len
-    tokens = lengths.prompt_tokens + (lengths.mean_start + lengths.mean_end) / 2
-    rows = max(1, math.ceil(samples * tokens / (budget * PACKED_FILL * recipe.train.processes)))
+def packed(recipe: Recipe, samples: float, budget: int) -> list[str]:
+    """The changes that pack rows of `budget` tokens, as many as hold so many samples a step."""
+    rows = max(1, math.ceil(samples * tokens_per_sample(recipe) / (budget * PACKED_FILL * recipe.train.processes)))
     return [f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"]
+
+
+def tokens_per_sample(recipe: Recipe) -> float:
+    """Prompt and completion of an average sample, over the whole run."""
+    lengths = translate(recipe).setup.lengths
+    return lengths.prompt_tokens + (lengths.mean_start + lengths.mean_end) / 2
 
 
 def _candidate(recipe: Recipe, changes: list[str]) -> Recipe:

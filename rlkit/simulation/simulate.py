@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlkit.admission.law import Decision
-from rlkit.serving.router import RoutingCounts
+from rlkit.serving.router import Routed, RoutingCounts
 from rlkit.simulation.events import EventLoop
 from rlkit.simulation.setup import Setup
 from rlkit.simulation.sync import Sync
@@ -72,8 +72,17 @@ class Simulation:
         return self.generated_tokens / self.seconds
 
 
-def simulate(setup: Setup, seed: int = 0, on_step: Callable[[Step], None] | None = None) -> Simulation:
-    """Run a set-up to its last step; `on_step` gets each. Raises RunFailed when a sync would have failed the run."""
+def simulate(
+    setup: Setup,
+    seed: int = 0,
+    on_step: Callable[[Step], None] | None = None,
+    on_routed: Callable[[float, Routed, list[int]], None] | None = None,
+) -> Simulation:
+    """Run a set-up to its last step; raises RunFailed when a sync would have failed the run.
+
+    `on_step` gets each step, `on_routed` each routed rollout: seconds since the start, what was decided, and what every
+    server then has in flight.
+    """
     run = Simulation()
     loop, window, dice = EventLoop(), Window(), random.Random(seed)
 
@@ -86,6 +95,7 @@ def simulate(setup: Setup, seed: int = 0, on_step: Callable[[Step], None] | None
         return trainer.progress()
 
     worker = Worker(loop, setup, window, dice, progress)
+    worker.fleet.on_routed = on_routed
     trainer = Trainer(loop, setup, worker, window, dice, log)
     trainer.start()
     loop.run()
