@@ -63,7 +63,7 @@ def start(replica: EmulatedReplica, tokenizer: PreTrainedTokenizerBase, tmp_path
     async def running(policy: Policy, **arguments: Any) -> AsyncIterator[RolloutLoop]:
         problems = [Problem(a, 10) for a in range(10, 90)]
         loop = RolloutLoop(
-            admission=Admission(policy, MAX_MODEL_LEN, tmp_path / "cap.jsonl"),
+            admission=Admission(policy, MAX_MODEL_LEN, tmp_path / "cap.jsonl", tmp_path / "control.json"),
             model_name="emulated",
             dataset=Dataset.from_list([{"prompt": p.prompt(), "answer": p.answer} for p in problems]),
             reward_funcs=[toy_sum],
