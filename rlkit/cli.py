@@ -271,12 +271,15 @@ def report(
     parameters: Annotated[
         list[str] | None, typer.Option("-p", metavar="NAME=VALUE", help="A notebook's parameter; repeatable.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what a run's report says as JSON.")] = False,
 ) -> None:
-    """Render a notebook, or a run's report, as one HTML file that opens offline."""
-    from rlkit.report import render_notebook, report_run
+    """Render a notebook, or a run's report, as one HTML file that opens offline; a run's has a JSON file beside it."""
+    from rlkit.report import render_notebook, report_run, twin
     from rlkit.run_folder import RunFolder
 
     if subject.endswith(".ipynb"):
+        if as_json:
+            raise BadInput("--json: only a run's report is printed as JSON, give its folder")
         notebook = Path(subject)
         values = dict(_parameter(text) for text in parameters or [])
         written = render_notebook(notebook, values, out or RUNS / f"{notebook.stem}.html")
@@ -287,6 +290,9 @@ def report(
         if folder is None:
             raise BadInput(f"{subject}: neither a notebook (*.ipynb), nor a run's folder, nor a run under {RUNS}")
         written = report_run(RunFolder(folder), out)
+        if as_json:
+            print(twin(written).read_text(encoding="utf-8"), end="")
+            return
     terminal.say(str(written))
 
 

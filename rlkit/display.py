@@ -17,6 +17,7 @@ from rlkit.chart import BLUE, GREEN, GREY, PURPLE, VERMILLION
 from rlkit.diagnosis import Verdict
 from rlkit.figures import PHASES
 from rlkit.preflight import Finding
+from rlkit.previous_run import PreviousRun
 from rlkit.recipe import Recipe
 from rlkit.wording import number, percent
 
@@ -101,6 +102,17 @@ def settings(recipe: Recipe) -> pd.DataFrame:
         pairs = [f"{name} {_plain(setting)}" for name, setting in value.items()] if isinstance(value, dict) else []
         rows.append((section, " · ".join(pairs) if pairs else _plain(value)))
     return pd.DataFrame(rows, columns=["Section", "Settings that are not the default"])
+
+
+def changes(previous: PreviousRun | None, recipe: Recipe | None) -> HTML:
+    """What a recipe has differently from that of the run before it: a sentence that names it, and a table."""
+    if previous is None or recipe is None:
+        return note("No earlier run of this project kept a recipe to compare with.")
+    found = previous.changes(recipe)
+    if found.empty:
+        return note(f"The same recipe as the run before it, {previous.name}.")
+    count = f"{len(found)} field{'s' * (len(found) > 1)} changed since the run before it, {previous.name}:"
+    return _html(f"{note(count).data}{table(found).data}")
 
 
 def pairs(values: Mapping[str, object], names: tuple[str, str]) -> pd.DataFrame:

@@ -59,15 +59,16 @@ class FolderSource:
         """What the folder's files say, and whether its engine is alive."""
         folder = self._folder
         going_on, starting = is_going_on(folder), self._starting()
+        alive = self._process is not None and self._process.poll() is None
         recipe = load_recipe(folder.recipe) if folder.recipe.is_file() else None
         decision = _last_json(folder.cap)
         return Look(
             name=folder.name,
             frame=self._frame(going_on),
             recipe=recipe,
-            status="it is starting" if starting else state_in_words(folder),
+            status=_status(folder, starting, writing=alive and not starting and not going_on),
             going_on=going_on or starting,
-            over=not going_on and not starting and (self._process is not None or bool(read_state(folder))),
+            over=not going_on and not alive and (self._process is not None or bool(read_state(folder))),
             at=datetime.now(UTC),
             log=tuple(_tail(folder.engine_log)[-LOG_LINES:]),
             cap=str(decision.get("text", "")) if going_on else "",
@@ -97,7 +98,8 @@ class FolderSource:
 
     def _starting(self) -> bool:
         """Whether the engine is alive and has not said so in the folder yet."""
-        return self._process is not None and self._process.poll() is None and not is_going_on(self._folder)
+        process = self._process
+        return process is not None and process.poll() is None and read_state(self._folder).get("pid") != process.pid
 
     def _frame(self, going_on: bool) -> pd.DataFrame:
         try:
@@ -147,6 +149,12 @@ class ProjectSource:
         """What is written in a database takes no orders."""
         why = "a run read from trackio can only be watched; give its folder"
         return why, why
+
+
+def _status(folder: RunFolder, starting: bool, writing: bool) -> str:
+    if starting:
+        return "it is starting"
+    return f"{state_in_words(folder)}, its report is being written" if writing else state_in_words(folder)
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,9 @@ import pandas as pd
 
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.errors import BadInput
+from rlkit.previous_run import PreviousRun, find_previous
 from rlkit.recipe import Recipe
-from rlkit.results import read_run
+from rlkit.results import read_run, trackio_source
 from rlkit.run_folder import RunFolder
 from rlkit.tracking import load_run
 
@@ -35,6 +36,7 @@ class PastRun:
     evaluation: dict[str, Any]  # evaluation.json
     folder: RunFolder | None
     verdict: Verdict
+    previous: PreviousRun | None = None  # the run before it in its project
 
     @property
     def facts(self) -> dict[str, str]:
@@ -72,11 +74,13 @@ def open_past_run(folder: str = "", project: str = "", name: str = "", source: s
     if not folder and not project:
         raise BadInput("folder and project are both empty: name a run's folder, or a trackio project")
     place = RunFolder(Path(folder)) if folder else None
+    where: str | Path | None
     if place is None:
-        run = load_run(project, name or None, source=source or None)
+        run, where = load_run(project, name or None, source=source or None), source or None
         recipe = run.recipe
     else:
         run, recipe = read_run(place)
+        where = trackio_source(recipe, place)
     return PastRun(
         name=run.name,
         project=run.project,
@@ -88,6 +92,7 @@ def open_past_run(folder: str = "", project: str = "", name: str = "", source: s
         evaluation=_read(place.evaluation) if place else {},
         folder=place,
         verdict=diagnose(run.frame, recipe),
+        previous=find_previous(run, where),
     )
 
 

@@ -10,6 +10,7 @@ import ast
 import base64
 import gzip
 import html
+import json
 import os
 import re
 from functools import cache
@@ -30,6 +31,8 @@ from plotly.offline import get_plotlyjs
 
 from rlkit import machine
 from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
+from rlkit.past_run import open_past_run
+from rlkit.report_data import report_data
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 
@@ -74,13 +77,26 @@ class KernelDied(RunFailed):
 def report_run(folder: RunFolder, out: Path | None = None) -> Path:
     """The report of one run: notebooks/02_diagnose.ipynb for its folder, written to `out` (None: `folder.report`).
 
+    Beside it, under the same name with the suffix .json, lies what the page says for machines (`rlkit.report_data`).
     Raises BadInput for a folder that is not there or holds no run, RunFailed when the notebook fails.
     """
     if not folder.path.is_dir():
         raise BadInput(f"{folder.path}: no such run folder; rlkit run creates one under runs/out/")
     read_run(folder)  # what is wrong with it is told as it is, and before a kernel starts
     target = folder.report if out is None else out
-    return render_notebook(DIAGNOSE, {"folder": str(folder.path.resolve())}, target, title=folder.name)
+    written = render_notebook(DIAGNOSE, {"folder": str(folder.path.resolve())}, target, title=folder.name)
+    data = report_data(open_past_run(str(folder.path)))
+    write_page(twin(written), json.dumps(data, indent=2, allow_nan=False) + "\n")
+    return written
+
+
+def twin(report: Path) -> Path:
+    """Where the JSON of a report is.
+
+    >>> twin(Path("runs/out/local/report.html")).as_posix()
+    'runs/out/local/report.json'
+    """
+    return report.with_suffix(".json")
 
 
 def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title: str | None = None) -> Path:

@@ -91,5 +91,5 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The rendered report, one self-contained HTML file."""
+        """The rendered report, one self-contained HTML file; report.json beside it says the same for machines."""
         return self.path / "report.html"

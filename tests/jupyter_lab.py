@@ -31,7 +31,9 @@ class Lab:
         """A notebook in a window of its own."""
         context = browser.new_context(viewport={"width": 1500, "height": 1000}, color_scheme=theme)
         watched = Watched(context)
-        watched.page.goto(f"{self._url}lab?token={self._token}")
+        # A workspace of its own: the default one opens again what the window before had open.
+        workspace = notebook.replace("/", "-").replace(".", "-")
+        watched.page.goto(f"{self._url}lab/workspaces/{workspace}?token={self._token}")
         watched.page.wait_for_function("window.jupyterapp && window.jupyterapp.commands.hasCommand('docmanager:open')")
         watched.page.evaluate(
             "async path => { await window.jupyterapp.restored;"

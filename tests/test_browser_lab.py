@@ -56,7 +56,7 @@ def test_a_run_is_chosen_changed_started_and_watched_by_keyboard(lab: Lab, brows
     page.keyboard.press("Control+a")
     page.keyboard.type("0")
     page.keyboard.press("Enter")
-    expect(form.get_by_text("train.steps: 0 is", exact=False)).to_be_visible()
+    expect(form.get_by_text("Not ready: ", exact=False).first).to_be_visible()
     expect(form.get_by_role("button", name="Start the run")).to_be_disabled()
     steps.focus()
     page.keyboard.press("Control+a")
@@ -108,12 +108,13 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(lab: Lab, browser: Browse
 def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab, browser: Browser) -> None:
     folder = RunFolder(lab.folder / "runs" / "out" / "fed")
     folder.path.mkdir(parents=True)
-    folder.recipe.write_text(recipe().to_yaml(), encoding="utf-8")
+    folder.recipe.write_text(recipe().with_overrides(["cap.policy=rlkit"]).to_yaml(), encoding="utf-8")
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     state = {"status": "running", "pid": engine.pid, "started": time.time(), "updated": time.time()}
     folder.state.write_text(json.dumps(state), encoding="utf-8")
     cells = [new_code_cell("from rlkit.live_view import live\nlive('runs/out/fed').watch()")]
-    nbformat.write(new_notebook(cells=cells), lab.folder / "watched.ipynb")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), lab.folder / "watched.ipynb")
     going = threading.Event()
     fed = threading.Thread(target=_feed, args=(folder, going))
     fed.start()

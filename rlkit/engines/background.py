@@ -11,7 +11,7 @@ from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 
 
-def start_in_background(recipe: Recipe, folder: RunFolder) -> subprocess.Popen[bytes]:
+def start_in_background(recipe: Recipe, folder: RunFolder, report: bool = True) -> subprocess.Popen[bytes]:
     """`rlkit run` of `recipe` in `folder` as a child; what it says goes to `folder.engine_log`. Raises BadInput.
 
     Rented hardware is not asked for again: whoever calls this has shown its price. The child ends as on Ctrl-C when it
@@ -23,6 +23,7 @@ def start_in_background(recipe: Recipe, folder: RunFolder) -> subprocess.Popen[b
         plan.write_text(recipe.to_yaml(), encoding="utf-8")
         with folder.engine_log.open("wb") as log:
             command = [sys.executable, "-m", "rlkit", "run", str(plan), "--folder", str(folder.path), "--yes"]
+            command += [] if report else ["--no-report"]
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     except OSError as error:
         raise BadInput(f"{folder.path}: cannot start a run here: {error.strerror}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.admission.asked import AskedLimit
 from rlkit.admission.gauges import gauges
 from rlkit.admission.law import Decision, FixedCap, Reading, decide
 from rlkit.training.admission_gate import AsyncGate, control
@@ -151,12 +152,27 @@ class Book:
 
 
 async def controlled(
-    caps: Iterable[int | Exception], gate: AsyncGate, trace: Path, pages: Iterable[str | None] = (), torn: bool = False
+    caps: Iterable[int | Exception],
+    gate: AsyncGate,
+    trace: Path,
+    pages: Iterable[str | None] = (),
+    torn: bool = False,
+    asked: AskedLimit | None = None,
 ) -> tuple[Scripted, list[Mapping[str, float]]]:
     stop, published = asyncio.Event(), list[Mapping[str, float]]()
     law = Scripted(caps, stop.set)
-    await control(law, gate, Book(pages, torn), published.append, trace, stop)
+    await control(law, gate, Book(pages, torn), published.append, trace, stop, asked)
     return law, published
+
+
+async def test_a_limit_that_a_person_asks_for_lowers_the_cap_and_is_traced(tmp_path: Path) -> None:
+    gate, trace, control_file = AsyncGate(1), tmp_path / "cap.jsonl", tmp_path / "control.json"
+    control_file.write_text('{"max_inflight": 2}')
+    _, published = await controlled([5, 1], gate, trace, asked=AskedLimit(control_file))
+    assert [page["rollout/inflight_cap"] for page in published] == [2.0, 1.0]
+    first, second = (json.loads(line) for line in trace.read_text().splitlines())
+    assert (first["reason"], first["text"]) == ("asked", "2 may be in flight, as asked; the law would allow 5.")
+    assert second["reason"] != "asked"  # the law itself allows less
 
 
 async def test_readings_become_caps_metrics_and_a_trace(tmp_path: Path) -> None:

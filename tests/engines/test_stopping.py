@@ -1,0 +1,57 @@
+"""A run is ended from outside by its folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit.engines.state import is_going_on
+from rlkit.engines.stopping import ask_to_stop
+from rlkit.errors import BadInput
+from rlkit.run_folder import RunFolder
+
+# Unwinds as an engine does, and says so.
+ENGINE = """
+import signal, sys, time
+from pathlib import Path
+from rlkit.engines.lock import RunLock
+from rlkit.engines.stopping import sigterm_as_exit
+from rlkit.run_folder import RunFolder
+with RunLock(RunFolder(Path(sys.argv[1]))) as lock, sigterm_as_exit():
+    lock.note("running")
+    print("ready", flush=True)
+    try:
+        signal.pause()
+    except SystemExit:
+        lock.note("stopped")
+        raise
+"""
+
+
+def test_the_engine_that_runs_in_a_folder_unwinds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    command = [sys.executable, "-c", ENGINE, str(folder.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        assert is_going_on(folder)
+        assert ask_to_stop(folder) == engine.pid
+        assert engine.wait(30) == 128 + signal.SIGTERM
+    assert json.loads(folder.state.read_text())["status"] == "stopped"
+    assert not is_going_on(folder)
+
+
+def test_where_nothing_runs_there_is_nothing_to_stop(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(BadInput, match="no run to stop, it was not started"):
+        ask_to_stop(folder)
+    gone = {"status": "running", "pid": 2**22, "updated": time.time()}
+    folder.state.write_text(json.dumps(gone))
+    with pytest.raises(BadInput, match="no run to stop, it was killed"):
+        ask_to_stop(folder)
