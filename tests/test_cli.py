@@ -47,7 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, RunFolder]]:
     """An engine that logs the recorded run to trackio; what it was asked to launch."""
     calls: list[tuple[Recipe, RunFolder]] = []
 
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], *_: object) -> Outcome:
         calls.append((recipe, folder))
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.recipe.write_text(as_recorded(recipe).to_yaml())
@@ -194,7 +194,7 @@ def test_a_folder_without_a_run_is_not_a_recipe(launched: list[Any], checkout: P
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, logged: bool) -> None:
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], *_: object) -> Outcome:
         folder.path.mkdir(parents=True)
         folder.recipe.write_text(recipe.to_yaml())
         if logged:
