@@ -39,10 +39,12 @@ PART = 0.2
 FEWEST_STEPS = 16
 # How near a cell without a relative tolerance is asked to come.
 ELSE_WITHIN = 0.10
-# A constant that a tenfold change of would still be in tolerance counts a cell; else the cells decide.
+# A constant twice as large weighs as much as a cell a third of its tolerance away: it matters where no cell decides.
 STIFFNESS = 0.5
-# Added to counts on both sides, since a logarithm has no nought.
+# Added to counts on both sides, since a logarithm has no nought. Few of something are not met nearer than by chance.
 ONE = 1.0
+# More than a fit to one's own runs takes: a first step of seventeen constants goes too far and is halved a few times.
+PUBLISHED_ROUNDS = 2 * ROUNDS
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def fit_published(
     shown = sorted(named | {cell for cell in held if _can_be_shown(cell, published)})
     needed = sorted({cell.partition(":")[0] for cell in shown})
     fitted_runs = [published[name] for name in sorted({cell.partition(":")[0] for cell in used})]
-    planned = 2 * len(needed) + (len(origins) + 2 + ROUNDS) * len(fitted_runs)
+    planned = 2 * len(needed) + (len(origins) + 2 + PUBLISHED_ROUNDS) * len(fitted_runs)
     done = 0
 
     def changed(factors: Sequence[float]) -> Constants:
@@ -194,7 +196,7 @@ def fit_published(
                 found.append([r for cell in used for r in _residuals(cell, published, values[cell], correction[cell])])
             return found
 
-        found = fit(len(origins), residuals, [STIFFNESS] * len(origins))
+        found = fit(len(origins), residuals, [STIFFNESS] * len(origins), PUBLISHED_ROUNDS)
         constants = changed(found.factors)
         after = of_all(constants, needed, whole)
     values = {origin.name: (origin.value, origin.value * f) for origin, f in zip(origins, found.factors, strict=True)}
@@ -262,10 +264,12 @@ def _residuals(
     tolerance = TOLERANCES_OF_RUNS.get((run, figure)) or TOLERANCES.get(figure)
     within = tolerance.bound if tolerance is not None and tolerance.kind == "relative" else ELSE_WITHIN
     whole = [value * factor for value, factor in zip(values, correction, strict=True)]
-    added = [ONE if one.text == "count" else 0.0 for one in STATISTICS[figure]]
+    counts = [one.text == "count" for one in STATISTICS[figure]]
     return [
-        math.log(max(value + more, 1e-9) / (target + more)) / within
-        for value, target, more in zip(whole, _targets(cell, published, whole), added, strict=True)
+        math.log(max(value + ONE, ONE) / (target + ONE)) / max(within, 1 / math.sqrt(target + ONE))
+        if count
+        else math.log(max(value, 1e-9) / target) / within
+        for value, target, count in zip(whole, _targets(cell, published, whole), counts, strict=True)
     ]
 
 

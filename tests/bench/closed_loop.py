@@ -57,14 +57,14 @@ def close_the_loop(out: Path, overrides: Sequence[str] = ()) -> list[Prediction]
     """Calibrate, predict, run, compare; what is made goes to `out`. Raises CalledProcessError when a command fails."""
     out.mkdir(parents=True, exist_ok=True)
     name, steps = SEEN
-    _run(out / name, name, steps, overrides)
+    _run(out, name, steps, overrides)
     constants = out / "constants.json"
     _rlkit(out, "calibrate", str(out / name), "--out", str(constants), "--json")
     found = []
     for name, steps in HELD_OUT:
-        arguments = _recipe(name, steps, overrides)
-        predicted = json.loads(_rlkit(out, "predict", *arguments, "--constants", str(constants), "--json"))
-        _run(out / name, name, steps, overrides)
+        subject = [str(out / name)] if _is_there(out / name) else _recipe(name, steps, overrides)
+        predicted = json.loads(_rlkit(out, "predict", *subject, "--constants", str(constants), "--json"))
+        _run(out, name, steps, overrides)
         logged, recipe = read_run(RunFolder(out / name))
         real = float(column(settled_steps(logged.frame, recipe), "perf/step_s").mean())
         bound = diagnose(logged.frame, recipe).bound
@@ -72,10 +72,14 @@ def close_the_loop(out: Path, overrides: Sequence[str] = ()) -> list[Prediction]
     return found
 
 
-def _run(folder: Path, name: str, steps: int, overrides: Sequence[str]) -> None:
-    if not RunFolder(folder).metrics.exists():
+def _run(out: Path, name: str, steps: int, overrides: Sequence[str]) -> None:
+    if not _is_there(out / name):
         terminal.say(f"running {name}, {steps} steps", terminal.err)
-        _rlkit(folder.parent, "run", *_recipe(name, steps, overrides), "--folder", str(folder), "--no-report", "--json")
+        _rlkit(out, "run", *_recipe(name, steps, overrides), "--folder", str(out / name), "--no-report", "--json")
+
+
+def _is_there(folder: Path) -> bool:
+    return RunFolder(folder).metrics.exists()
 
 
 def _recipe(name: str, steps: int, overrides: Sequence[str]) -> list[str]:

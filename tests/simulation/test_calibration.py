@@ -35,7 +35,7 @@ def test_the_constants_of_a_machine_come_back_from_its_logs() -> None:
     found = calibrate(runs)
     length = 400
     rows = [physics.row_s + machine_of(toy()).row_token_s(physics) * length for physics in (found.physics, OTHER)]
-    assert rows[0] == pytest.approx(rows[1], rel=0.05)
+    assert rows[0] == pytest.approx(rows[1], rel=0.1)
     iterations = [physics.iteration_s + physics.sequence_s * 20 for physics in (found.physics, OTHER)]
     assert iterations[0] == pytest.approx(iterations[1], rel=0.15)
     assert found.physics.score_s == pytest.approx(0.014, rel=0.1)
