@@ -47,8 +47,10 @@ STARVED = 0.25
 # A calibrated simulator this far from the run's step time is told to be unsure.
 FAR_OFF = 0.15
 
-# A change that trains on fewer samples a step than this part of what the run did changes what is learned.
+# Rows of another size that train on fewer samples a step than this part of what the run did change what is learned.
+# Full rows of the same size hold more or fewer, as the lengths of their samples are.
 AS_MANY_SAMPLES = 0.97
+BATCH_FIELDS = ("train.token_budget", "train.gradient_accumulation_steps")
 
 # Of each side, the changes that are also tried together when none alone is worthwhile.
 PAIRED = 2
@@ -264,10 +266,11 @@ def _advices(
     named = {cause.name for cause in verdict.causes}
     found = []
     for (change, new, memory), one in zip(candidates, simulated, strict=True):
+        fields = recipe_diff(recipe, new)
         if isinstance(one, str):
             refused.append(Refused(change.overrides, one))
             continue
-        if one.samples < AS_MANY_SAMPLES * base.samples and not change.learning:
+        if one.samples < AS_MANY_SAMPLES * base.samples and any(field in BATCH_FIELDS for field, _, _ in fields):
             refused.append(Refused(change.overrides, f"fewer samples a step: {base.samples:.0f} -> {one.samples:.0f}"))
             continue
         ratio = one.step_s / base.step_s
@@ -285,7 +288,7 @@ def _advices(
                 change.slug,
                 tuple(name for name in change.causes if name in named),
                 change.overrides,
-                tuple(recipe_diff(recipe, new)),
+                tuple(fields),
                 predicted,
                 1 - score(predicted, objective, limits) / score(here, objective, limits),
                 (*change.side_effects, *_effects(base, one, memory)),
@@ -390,7 +393,11 @@ def _simulate_all(jobs: Sequence[tuple[Recipe, Twin, int]], processes: int | Non
     if workers <= 1:
         return [_simulate(job) for job in jobs]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_simulate, jobs))
+        try:
+            return list(pool.map(_simulate, jobs))
+        except BaseException:  # Ctrl-C, too: what has not begun does not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _simulate(job: tuple[Recipe, Twin, int]) -> _Simulated | str:

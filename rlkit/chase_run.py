@@ -115,7 +115,7 @@ def _judged(
     unadvised = ""
     try:
         counsel = advise(
-            logged.frame, recipe, rules.objective, rules.limits, rules.learning, board.steps, verdict, processes
+            logged.frame, short, rules.objective, rules.limits, rules.learning, board.steps, verdict, processes
         )
     except RlkitError as error:
         unadvised = str(error)

@@ -25,10 +25,11 @@ from rlkit.simulation.recipes import translate
 from rlkit.simulation.setup import Engine, Setup
 from rlkit.simulation.simulate import simulate
 
-# Simulations until the factors have settled: each figure answers to its own factor almost alone, so that the third
-# round changes them by less than a percent.
+# Simulations until the factors have settled, at most: each figure answers to its own factor almost alone.
 ROUNDS = 6
-SETTLED = 0.01
+
+# A figure this near is not brought nearer: lengths of sixty steps' prompts alone differ by as much.
+NEAR_ENOUGH = 0.03
 
 # Steps that are simulated to compare with a run: enough for a mean within a few percent.
 TWIN_STEPS = 60
@@ -97,23 +98,30 @@ class Twin:
 def fit_twin(frame: pd.DataFrame, recipe: Recipe) -> Twin:
     """The simulator of the run in `frame`. Raises BadInput when it cannot be simulated, or no time was logged."""
     settled = settled_steps(frame, recipe)
-    logged = measure(settled, recipe)
-    if logged.fwd_bwd_s is None and logged.step_s is None:
+    logged = _run(settled, recipe)
+    if logged.signals.fwd_bwd_s is None and logged.signals.step_s is None:
         raise BadInput("the run logged neither perf/step_s nor perf/fwd_bwd_s after its warm-up: nothing to predict by")
     translation = translate(recipe)
     measured = _measured(settled)
-    steps = min(int(frame.index.max()), TWIN_STEPS)
-    setup = replace(translation.setup, stop_after=max(steps, warmup_steps(recipe) + 1))
-    factors = Factors()
+    setup = _as_far(translation.setup, int(frame.index.max()), 2 * warmup_steps(recipe))
+    factors, seen = Factors(), list[tuple[float, Factors, dict[str, tuple[float, float]]]]()
     for _ in range(ROUNDS):
         simulated = _simulated(_scaled(setup, factors, measured), recipe)
-        better = _better(factors, logged, simulated, setup)
-        moved = max(abs(math.log(new / old)) for new, old in _pairs(better, factors))
-        factors = better
-        if moved < SETTLED:
+        pairs = _pairs(logged, simulated, setup)
+        off = sum(abs(math.log(_over(*pair))) for pair in pairs.values())
+        seen.append((off, factors, _compared(logged, simulated)))
+        better = _better(factors, pairs, logged, simulated, setup)
+        if better == factors:
             break
-    figures = _compared(logged, _simulated(_scaled(setup, factors, measured), recipe))
+        factors = better
+    _, factors, figures = min(seen, key=lambda one: one[0])
     return Twin(factors, measured, figures, translation.extrapolated)
+
+
+def _as_far(setup: Setup, logged: int, least: int) -> Setup:
+    """The set-up stopped at the part of the run that was logged, lengths included, in few steps."""
+    steps = max(min(logged, TWIN_STEPS), least)
+    return replace(setup, steps=max(steps, round(steps * setup.steps / max(1, logged))), stop_after=steps)
 
 
 def _scaled(setup: Setup, factors: Factors, measured: Measured) -> Setup:
@@ -171,27 +179,57 @@ def _measured(settled: pd.DataFrame) -> Measured:
     return Measured(mean("perf/optimizer_s"), mean("perf/weight_sync_pause_s"), transfer, mean("rollout/score_s"))
 
 
-def _simulated(setup: Setup, recipe: Recipe) -> Signals:
-    return measure(settled_steps(frame_of(simulate(setup)), recipe), recipe)
+@dataclass(frozen=True)
+class _Run:
+    """What is compared of two runs: the signals, and tokens of a completion that was trained on."""
+
+    signals: Signals
+    completion_tokens: float | None
 
 
-def _better(factors: Factors, logged: Signals, simulated: Signals, setup: Setup) -> Factors:
-    """The factors with which the simulation would come nearer to the log."""
-    waits = max(logged.wait_share or 0.0, simulated.wait_share or 0.0) >= NO_WAIT
-    decoding = _over(logged.step_s, simulated.step_s) if waits else _over(logged.rollout_s, simulated.rollout_s)
+def _run(settled: pd.DataFrame, recipe: Recipe) -> _Run:
+    signals = measure(settled, recipe)
+    tokens, samples = (column(settled, f"batch/{name}_per_step").sum() for name in ("trained_tokens", "samples"))
+    # A mean over steps of what ended in each is one of few long and many short steps.
+    return _Run(signals, float(tokens / samples) if tokens > 0 and samples > 0 else signals.completion_tokens)
+
+
+def _simulated(setup: Setup, recipe: Recipe) -> _Run:
+    return _run(settled_steps(frame_of(simulate(setup)), recipe), recipe)
+
+
+Pair = tuple[float | None, float | None]  # logged, simulated
+
+
+def _pairs(logged: _Run, simulated: _Run, setup: Setup) -> dict[str, Pair]:
+    """The figure that sets each factor."""
     fixed_s = setup.sync.pause_s + (setup.sync.save_s if setup.sync.kind != "merged" else 0.0)
-    loads = [_beyond(one.weight_sync_load_s, one.weight_sync_s, fixed_s) for one in (logged, simulated)]
-    rest = [_rest_s(one) for one in (logged, simulated)]
-    added = 0.0
-    if rest[0] is not None and rest[1] is not None and not waits:
-        added = (rest[0] - rest[1]) / setup.trainer.gradient_accumulation_steps
-    return Factors(
-        rows=_bounded(factors.rows, _over(logged.fwd_bwd_s, simulated.fwd_bwd_s)),
-        decoding=_bounded(factors.decoding, decoding),
-        loading=_bounded(factors.loading, _over(*loads)),
-        lengths=_bounded(factors.lengths, _over(logged.completion_tokens, simulated.completion_tokens)),
-        rest_s=max(-setup.trainer.microbatch_s, factors.rest_s + added),
+    both = (logged.signals, simulated.signals)
+    fwd_bwd, step, token, made = (
+        tuple(getattr(one, name) for one in both)
+        for name in ("fwd_bwd_s", "step_s", "completion_token_s", "generated_tok_s")
     )
+    loads = tuple(_beyond(one.weight_sync_load_s, one.weight_sync_s, fixed_s) for one in both)
+    # Where the trainer waits generation sets the step; elsewhere its speed shows in the seconds of a token alone.
+    waits = _waits(logged, simulated)
+    decoding = (step if None not in step else (made[1], made[0])) if waits else token
+    lengths = (logged.completion_tokens, simulated.completion_tokens)
+    return {"rows": fwd_bwd, "decoding": decoding, "loading": loads, "lengths": lengths}
+
+
+def _better(factors: Factors, pairs: Mapping[str, Pair], logged: _Run, simulated: _Run, setup: Setup) -> Factors:
+    """The factors with which the simulation would come nearer to the log; the same when it is near enough."""
+    rest = [_rest_s(one.signals) for one in (logged, simulated)]
+    step_s, added = logged.signals.step_s, 0.0
+    if rest[0] is not None and rest[1] is not None and step_s is not None and not _waits(logged, simulated):
+        added = rest[0] - rest[1] if abs(rest[0] - rest[1]) > NEAR_ENOUGH / 3 * step_s else 0.0
+    scaled = {name: _bounded(getattr(factors, name), _over(*pair)) for name, pair in pairs.items()}
+    rest_s = factors.rest_s + added / setup.trainer.gradient_accumulation_steps
+    return Factors(**scaled, rest_s=max(-setup.trainer.microbatch_s, rest_s))
+
+
+def _waits(logged: _Run, simulated: _Run) -> bool:
+    return max(one.signals.wait_share or 0.0 for one in (logged, simulated)) >= NO_WAIT
 
 
 def _beyond(load_s: float | None, sync_s: float | None, fixed_s: float) -> float | None:
@@ -207,6 +245,8 @@ def _rest_s(signals: Signals) -> float | None:
 
 
 def _bounded(factor: float, change: float) -> float:
+    if abs(math.log(change)) <= NEAR_ENOUGH:
+        return factor
     change = min(LARGEST_CHANGE, max(1 / LARGEST_CHANGE, change))
     return min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, factor * change))
 
@@ -216,14 +256,10 @@ def _over(logged: float | None, simulated: float | None) -> float:
     return logged / simulated if logged and simulated else 1.0
 
 
-def _pairs(new: Factors, old: Factors) -> list[tuple[float, float]]:
-    return [(getattr(new, name), getattr(old, name)) for name in ("rows", "decoding", "loading", "lengths")]
-
-
-def _compared(logged: Signals, simulated: Signals) -> dict[str, tuple[float, float]]:
+def _compared(logged: _Run, simulated: _Run) -> dict[str, tuple[float, float]]:
     found = {}
     for name, metric in COMPARED.items():
-        pair = getattr(simulated, name), getattr(logged, name)
+        pair = getattr(simulated.signals, name), getattr(logged.signals, name)
         if None not in pair:
             found[metric] = pair
     return found
