@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, MOSTLY_BLOCKED, flushed, leverage
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
@@ -23,20 +24,12 @@ LONG_WAIT = 0.2
 # reads 14 to 16 %, real ones 2 to 5 %.
 EMPTY = 0.25
 
-# A queue above this is full for practical purposes: stale samples are thrown out in batches, and a real trainer-bound
-# run reads between 50 % and 107 % from step to step.
-FULL = 0.6
-
 # A queue this full never ran empty within the step, so a trainer that waits in front of it contradicts the log.
 BRIM = 0.9
 
 # With less than this many steps' worth of samples the queue is empty at the end of the step, however large it may be.
 # Stands in for EMPTY when the size is unknown.
 EMPTY_STEPS = 0.5
-
-# Rollouts held back in most of the steps: generation outruns the trainer. Real trainer-bound run: in all of them;
-# generation-bound and learning runs: in none.
-MOSTLY_BLOCKED = 0.5
 
 # The trainer's appetite is an upper bound: it counts full rows (95 % in the published run 2) and prompts, which nobody
 # generates (about a tenth of a sequence there). Generation below 0.95 x 0.9 of it is short.
@@ -45,19 +38,19 @@ SHORT_SUPPLY = 0.85
 # An in-flight gauge this close to its limit never ran low (it counts tasks not yet reaped).
 PINNED = 0.95
 
-# From one sample thrown away for every two trained on, a full queue and a trainer that waits go together: after a sync
-# it finds nothing but samples that are too old, and waits for the next ones. A faster trainer would have been in time.
-FLUSHED = 0.5
+# From one sample thrown away for every two trained on, the trainer waits as much for fresh samples as for samples.
+MANY_THROWN_AWAY = 0.5
+
+# A queue of less than two steps' samples is full before a step and used up within it.
+STEPS_IN_QUEUE = 2.0
 
 # A reward that is being computed for this much of the time cannot do more: one group is scored at a time.
 SCORING_BUSY = 0.85
 
-# Two sides this near each other (fractions of the step) change places within a few steps: the verdict is less sure.
+# Two sides of this leverage or less apart (rlkit.leverage) change places from run to run, and from one seed to another;
+# this far apart they never did in the tuning half of simulated runs.
 NEAR = 0.1
-
-# Where trainer and generation are about as fast, making one of them faster gains little, and what stops both most. A
-# tenth off a third of the step is more than the 2 % below which nothing in particular bounds a run.
-SYNC_BETWEEN_EQUALS = 1 / 3
+FAR = 0.25
 
 # Groups that wait to be scored in most of the steps, where it is not known for how long one is.
 SCORES_MOSTLY_BLOCKED = 0.5
@@ -100,7 +93,7 @@ def judge(signals: Signals) -> Judgement:
         why = f"the queue holds {number(size)} samples, which rollout.queue_maxsize {number(most)} does not allow"
         return undetermined(f"{why}: the recipe is not that of this run", GIVE_RECIPE)
     judgement = _without_wait(signals) if signals.wait_share is None else _with_wait(signals, signals.wait_share)
-    judgement = _sync_or_scoring(judgement, signals)
+    judgement = _or_scoring(judgement, signals)
     excess = signals.phases_over_step
     if excess is None or excess <= TIMER_SLACK or judgement.bound == "undetermined":
         return judgement
@@ -136,68 +129,95 @@ def supply(signals: Signals) -> float | None:
 
 
 def _with_wait(signals: Signals, wait: float) -> Judgement:
+    contradiction = _contradiction(signals, wait)
+    if contradiction is not None:
+        return contradiction
+    weights = leverage(signals)
+    if weights is None or (signals.queue_fill is None and wait < LONG_WAIT and not held_back(signals)):
+        return _by_wait_and_queue(signals, wait)
+    waits, queue = wait_words(signals), queue_state(signals)
+    second, first = sorted(weights, key=lambda side: weights[side])[-2:]
+    margin = weights[first] - weights[second]
+    sure = _sure(margin, signals)
+    about = f"{waits}, and {_queue_or_held_back(signals)}"
+    if weights[first] < LEAST_LEVERAGE:
+        return Judgement("balanced", f"{about}: neither side is slower by much", "medium" if sure == "high" else "low")
+    if first == "sync":
+        what = percent(weights["sync"])
+        more = "stops trainer and replicas alike" if margin > NEAR else "neither side is much slower than the other"
+        return Judgement("sync", f"the weight sync takes {what} of the step, and {more}; {about}", sure)
+    if flushed(signals) and wait >= CATCHES_UP:
+        dropped = number(100 * (signals.dropped_per_trained or 0.0))
+        stale = (
+            f"samples that are too old when the trainer comes to them ({dropped} thrown away for every 100 trained on)"
+        )
+        return Judgement(_side(first), f"{queue_words(signals)} of {stale}, and only so {waits}", "low")
+    agrees = {"trainer": queue == "full" or held_back(signals), "generation": queue == "empty" or wait >= LONG_WAIT}
+    if not agrees[first] and sure == "high":
+        sure = "medium"
+    return Judgement(_side(first), about, sure)
+
+
+def _contradiction(signals: Signals, wait: float) -> Judgement | None:
+    """A full queue hands out samples at once, unless they are too old, or are used up within a step."""
     queue, fill = queue_state(signals), signals.queue_fill or 0.0
-    whole_log = signals.step_s is not None and signals.steps >= MANY_STEPS
-    sure: Confidence = "high" if whole_log else "medium"
+    samples, most = signals.samples_per_step, signals.queue_maxsize
+    used_up = samples is not None and most is not None and most < STEPS_IN_QUEUE * samples
+    full = queue == "full" and not used_up and (wait >= LONG_WAIT or (fill >= BRIM and wait >= NO_WAIT))
+    if flushed(signals) or not (full or (signals.queue_size is None and wait >= NO_WAIT and held_back(signals))):
+        return None
+    sign = queue_words(signals) if full else "finished rollouts are held back by a full queue"
+    why = f"the log contradicts itself: {sign} while {wait_words(signals)}, and a full queue hands out samples at once"
+    return replace(undetermined(why, SPLIT_RUN), contradicts_itself=True)
+
+
+def _sure(margin: float, signals: Signals) -> Confidence:
+    if margin < NEAR:
+        return "low"
+    return "high" if margin >= FAR and signals.steps >= MANY_STEPS else "medium"
+
+
+def _side(name: str) -> Literal["trainer", "generation"]:
+    return "trainer" if name == "trainer" else "generation"
+
+
+def _queue_or_held_back(signals: Signals) -> str:
+    if held_back(signals) and queue_state(signals) != "full":
+        return f"finished rollouts are held back in {percent(signals.blocked_steps or 0.0)} of the steps"
+    return queue_words(signals)
+
+
+def _by_wait_and_queue(signals: Signals, wait: float) -> Judgement:
+    """Without the parts of the step: an upper bound of the wait, and the queue."""
+    queue = queue_state(signals)
     waits = wait_words(signals)
     if wait < NO_WAIT:
         if queue == "full":
-            return Judgement("trainer", f"{waits}, and {queue_words(signals)}", sure)
+            return Judgement("trainer", f"{waits}, and {queue_words(signals)}", "medium")
         if held_back(signals):
-            blocked = percent(signals.blocked_steps or 0.0)
-            return Judgement(
-                "trainer", f"{waits}, and finished rollouts are held back in {blocked} of the steps", "medium"
-            )
+            return Judgement("trainer", f"{waits}, and {_queue_or_held_back(signals)}", "medium")
         if queue is not None:
-            return Judgement("balanced", f"{waits}, yet {queue_words(signals)}", sure)
+            return Judgement("balanced", f"{waits}, yet {queue_words(signals)}", "medium")
         if signals.blocked_steps == 0.0:
             return Judgement("balanced", f"{waits}, and no finished rollout was ever held back", "low")
         return _unknown_queue(waits, signals)
-    full_queue = queue == "full" and (wait >= LONG_WAIT or fill >= BRIM)
-    if full_queue and held_back(signals) and (signals.dropped_per_trained or 0.0) >= FLUSHED:
-        dropped = number(100 * (signals.dropped_per_trained or 0.0))
-        why = (
-            f"{queue_words(signals)} of samples that are too old when the trainer comes to them ({dropped} thrown away "
-            f"for every 100 trained on), and only so {waits}"
-        )
-        return Judgement("trainer", why, "low")
-    if full_queue or (queue is None and held_back(signals)):
-        sign = queue_words(signals) if full_queue else "finished rollouts are held back by a full queue"
-        why = f"the log contradicts itself: {sign} while {waits}, and a full queue hands out samples at once"
-        return replace(undetermined(why, SPLIT_RUN), contradicts_itself=True)
     if queue == "empty":
-        return Judgement("generation", f"{waits}, and {queue_words(signals)}", sure)
+        return Judgement("generation", f"{waits}, and {queue_words(signals)}", "medium")
     if wait >= LONG_WAIT:
         also = "" if queue is None else f", although {queue_words(signals)} on average"
         return Judgement("generation", f"{waits}{also}", "medium")
     if queue is None:
         return _unknown_queue(waits, signals)
-    return Judgement("balanced", f"{waits}, and {queue_words(signals)}", "low" if queue == "full" else sure)
+    return Judgement("balanced", f"{waits}, and {queue_words(signals)}", "low" if queue == "full" else "medium")
 
 
-def _sync_or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
-    """The side that neither computes nor generates, where it takes more time than the one that does."""
-    if judgement.bound not in ("trainer", "generation", "balanced"):
+def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
+    """Scoring, where it is what generation waits for."""
+    if judgement.bound not in ("generation", "balanced"):
         return judgement
-    sync, shares = signals.sync_share or 0.0, signals.shares
-    # Generation goes on while the trainer computes, but not while the weights are synced.
-    rest = 1.0 - sync
-    if judgement.bound == "trainer":
-        computing = shares.get("forward_backward", 1.0) + shares.get("optimizer", 0.0)
-        rest = max(computing, shares.get("other", 0.0))
-    if judgement.bound == "balanced" and signals.step_s is not None and sync >= SYNC_BETWEEN_EQUALS:
-        why = f"the weight sync takes {percent(sync)} of the step, and neither side is much slower than the other"
-        return _less_sure(replace(judgement, bound="sync", reason=f"{why}: {judgement.reason}"))
-    if signals.step_s is not None and sync > rest:
-        why = f"the weight sync takes {percent(sync)} of the step, and stops trainer and replicas alike"
-        judgement = replace(judgement, bound="sync", reason=f"{why}; {judgement.reason}")
-    if signals.step_s is not None and abs(sync - rest) < NEAR:
-        judgement = _less_sure(judgement)
-    if judgement.bound == "sync":
-        return judgement
-    if judgement.bound != "trainer" and (signals.dropped_per_trained or 0.0) >= FLUSHED:
+    if (signals.dropped_per_trained or 0.0) >= MANY_THROWN_AWAY:
         judgement = _less_sure(judgement)  # the trainer may be waiting for samples that are not too old
-    if judgement.bound != "trainer" and _scores_all_the_time(signals):
+    if _scores_all_the_time(signals):
         if (signals.wait_share or 0.0) < 2 * NO_WAIT:
             judgement = _less_sure(judgement)
         return replace(judgement, bound="scoring", reason=f"{scoring_words(signals)}, and {judgement.reason}")

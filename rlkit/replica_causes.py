@@ -11,6 +11,10 @@ from rlkit.wording import percent
 # Restoring a slow replica is named before anything else once it gains more than a tenth more of everything else would.
 SLOW_REPLICA_GAIN = 0.1
 
+# Requests of each replica below which their comings and goings make replicas look unlike: simulated ones that were
+# alike and had two each looked a third apart.
+ENOUGH_EACH = 4
+
 # Fewer replicas cannot be unlike each other; taken when the recipe is not known.
 FEWEST_REPLICAS = 2
 
@@ -34,7 +38,10 @@ def slow_replica_gain(signals: Signals, recipe: Recipe | None) -> float | None:
 def slow_replica_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
     """One that is slower by so much that nothing else is worth doing first."""
     gain = slow_replica_gain(signals, recipe)
+    replicas = FEWEST_REPLICAS if recipe is None else recipe.serve.replicas
     if gain is None or gain < SLOW_REPLICA_GAIN:
+        return None
+    if signals.vllm_running is not None and signals.vllm_running < ENOUGH_EACH * replicas:
         return None
     generating = None if signals.step_s is None else signals.step_s * (1.0 - (signals.sync_share or 0.0))
     seconds = None if generating is None else generating * gain / (1.0 + gain)

@@ -186,13 +186,19 @@ def full_queue_reading(samples_per_step: float | None, recipe: Recipe | None) ->
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series[float]:
     """A metric as floats, NaN where it is absent or cannot be: every metric here is a size between 0 and LARGEST."""
+    return pd.Series(_sizes(frame, name), index=frame.index, dtype="float64")
+
+
+def _sizes(frame: pd.DataFrame, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     if name not in frame:
-        return pd.Series(np.nan, index=frame.index, dtype="float64")
+        return np.full(len(frame), np.nan)
     values = frame[name]
     if isinstance(values, pd.DataFrame):  # the name twice: the last one, as everywhere
         values = values.iloc[:, -1]
-    numbers = pd.to_numeric(values, errors="coerce").astype("float64")
-    return numbers.where(numbers.between(0, LARGEST))
+    if values.dtype != np.float64:
+        values = pd.to_numeric(values, errors="coerce").astype("float64")
+    numbers = values.to_numpy()
+    return np.where((numbers >= 0) & (numbers <= LARGEST), numbers, np.nan)
 
 
 def step_numbers(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -280,7 +286,12 @@ def _logged_in(settled: pd.DataFrame, name: str) -> float | None:
 
 
 def _means(rows: pd.DataFrame) -> Callable[[str], float | None]:
-    return lambda name: _finite(column(rows, name).mean())
+    def mean(name: str) -> float | None:
+        numbers = _sizes(rows, name)
+        known = numbers[~np.isnan(numbers)]
+        return _finite(known.mean()) if known.size else None
+
+    return mean
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

@@ -153,7 +153,8 @@ def print_score(half: str, score: Score) -> None:
 
     say(f"{half}: {score.runs} runs", style="bold")
     say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
-    say(f"  cause right  {part(score.cause_right)} of them")
+    say(f"               {part(score.side_as_good)} with sides that are as good: within half a percent of the best")
+    say(f"  cause right  {part(score.cause_right)} of them, {part(score.cause_as_good)} with causes as good")
     say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
     say("  claimed, runs, right")
     for claimed, (runs, right) in score.calibration.items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rlkit.judgement import (
     BRIM,
-    EMPTY,
-    FULL,
     LONG_WAIT,
     NO_WAIT,
     SCORING_BUSY,
@@ -15,6 +13,7 @@ from rlkit.judgement import (
     queue_words,
     wait_words,
 )
+from rlkit.leverage import CATCHES_UP, FULL
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import percent
 
@@ -27,17 +26,19 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
     match judgement.bound:
         case "trainer":
             return (
-                f"It would be another verdict if the trainer waited for more than {percent(NO_WAIT)} of the step, or "
-                "the weight sync took longer than computing."
+                f"It would be another verdict if the trainer waited for more than {percent(CATCHES_UP)} of the step, "
+                "or the weight sync took longer than computing."
             )
         case "generation":
             return (
-                f"It would be another verdict if the trainer waited for less than {percent(NO_WAIT)} of the step, the "
-                f"queue stood above {percent(EMPTY)} of a full one, or a group were scored for over "
-                f"{percent(SCORING_BUSY)} of the time."
+                f"It would be another verdict if the trainer waited for less than {percent(CATCHES_UP)} of the step, "
+                f"or a group were scored for over {percent(SCORING_BUSY)} of the time."
             )
         case "sync":
-            return "It would be another verdict if the weight sync took less time than training or generation."
+            return (
+                "It would be another verdict if the weight sync took less time than computing or generation, whichever "
+                "the other one waits for."
+            )
         case "scoring":
             return (
                 f"It would be generation's if a group were scored for less than {percent(SCORING_BUSY)} of the time "
@@ -45,8 +46,8 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
             )
         case "balanced":
             return (
-                f"It would be the trainer's with a queue above {percent(FULL)} of a full one, generation's with a wait "
-                f"of over {percent(LONG_WAIT)} of the step or a queue below {percent(EMPTY)}."
+                f"It would be generation's with a wait of over {percent(2 * CATCHES_UP)} of the step, and the "
+                f"trainer's with none and a queue above {percent(FULL)} of a full one."
             )
         case "stalled":
             return "It would be another verdict as soon as steps are logged again at their usual pace."

@@ -37,6 +37,9 @@ ANSWERS: dict[str, frozenset[str]] = {
     "sync": frozenset({"sync"}),
     "scoring": frozenset({"scoring"}),
 }
+# Gains that are nearer to each other than this cannot be told apart by the seeds' runs: half a percent of throughput.
+SAME_GAIN = 0.005
+
 NO_SIDE = ("balanced", "undetermined")
 HALVES = ("tuning", "report")
 
@@ -55,6 +58,8 @@ class Judged:
     bound: str
     named: str  # the verdict's first cause
     probability: float
+    near_sides: frozenset[str] = frozenset()  # whose gain is the largest but for SAME_GAIN; `none` where that is 2 %
+    near_causes: frozenset[str] = frozenset()
 
     @property
     def side_right(self) -> bool:
@@ -66,15 +71,31 @@ class Judged:
         """Whether the first cause is one of the label's."""
         return self.named in ANSWERS.get(self.cause, frozenset())
 
+    @property
+    def side_as_good(self) -> bool:
+        """Whether no experiment can tell the side from a right one."""
+        said = "none" if self.bound in NO_SIDE else self.bound
+        return self.side_right or said in self.near_sides
+
+    @property
+    def cause_as_good(self) -> bool:
+        """The same of the first cause."""
+        return self.cause_right or any(self.named in ANSWERS.get(cause, frozenset()) for cause in self.near_causes)
+
 
 @dataclass(frozen=True)
 class Score:
-    """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed."""
+    """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed.
+
+    `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest.
+    """
 
     runs: int
     bound_runs: int
     side_right: float | None
+    side_as_good: float | None
     cause_right: float | None
+    cause_as_good: float | None
     free_runs: int
     free_right: float | None
     calibration: dict[str, tuple[int, float]]
@@ -141,8 +162,15 @@ def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
     causes = _means(of_side)
     if causes:
         cause = max(causes, key=lambda name: causes[name])
-    if cause == "in-flight" and runs[0].scenario.lacks_connections:
-        cause = "connections"
+    near_causes = _near(causes, max(causes.values(), default=0.0)) | {cause}
+    if runs[0].scenario.lacks_connections:
+        names = {"in-flight": "connections"}
+        cause, near_causes = names.get(cause, cause), frozenset(names.get(name, name) for name in near_causes)
+    near_sides = _near(sides, max(LEAST_GAIN, sides[side]))
+    if sides[side] <= LEAST_GAIN + SAME_GAIN:
+        near_sides |= {"none"}
+    # A side that is as good has a cause of its own, which nobody has tried; sync and scoring are their own.
+    near_causes |= near_sides & {"sync", "scoring"}
     bound = side if sides[side] > LEAST_GAIN else "none"
     judged = []
     for run in runs:
@@ -159,6 +187,8 @@ def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
                 bound=verdict.bound,
                 named=_first(verdict),
                 probability=verdict.probability,
+                near_sides=near_sides,
+                near_causes=near_causes,
             )
         )
     return judged
@@ -177,7 +207,9 @@ def score(judged: Sequence[Judged]) -> Score:
         runs=len(judged),
         bound_runs=len(bound),
         side_right=_fraction([run.side_right for run in bound]),
+        side_as_good=_fraction([run.side_as_good for run in bound]),
         cause_right=_fraction([run.cause_right and run.side_right for run in bound]),
+        cause_as_good=_fraction([run.cause_as_good and run.side_as_good for run in bound]),
         free_runs=len(free),
         free_right=_fraction([run.side_right for run in free]),
         calibration={key: (len(hits), _fraction(hits) or 0.0) for key, hits in sorted(claimed.items(), reverse=True)},
@@ -188,6 +220,10 @@ def score(judged: Sequence[Judged]) -> Score:
 
 def _first(verdict: Verdict) -> str:
     return verdict.causes[0].name if verdict.causes else ""
+
+
+def _near(gains: dict[str, float], most: float) -> frozenset[str]:
+    return frozenset(name for name, gain in gains.items() if gain >= most - SAME_GAIN)
 
 
 def _means(gains: Sequence[dict[str, float]]) -> dict[str, float]:
