@@ -70,9 +70,9 @@ def headline(routing: Routing) -> str:
     if not total:
         return "No request was routed: the run's folder has no counters of a proxy."
     hits, queries = prefix_tokens(proxy)
-    cached = (
-        f"; {percent(hits / queries)} of the prompt tokens were in a KV cache (vLLM's own counters)" if queries else ""
-    )
+    found = f"; {percent(hits / queries)} of the prompt tokens were in a KV cache" if queries else ""
+    source = "simulated" if routing.recipe.engine == "sim" else "vLLM's own counters"
+    cached = f"{found} ({source})" if found else ""
     if proxy.get("round_robin"):
         return f"{total:,} rollouts went round robin over {len(proxy['per_replica'])} replicas{cached}."
     return (

@@ -178,5 +178,5 @@ def _typed(table: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
         if (len(kinds) > 1 and not kinds <= {int, float}) or kinds & {list, dict}:
             table[name] = [None if value is None else json.dumps(value) for value in table[name]]
     for name in ("error", "verdict", "confidence", "headline", "next_action"):
-        table[name] = table[name].astype("string")
+        table[name] = table[name].astype("str")
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,11 @@ def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again
     assert len(told) == 5
     assert again == ended
     assert pd.read_parquet(out.table).equals(table)
-    run_sweep(sweep, out.path, lambda point, end, count: told.append(count), retry_failed=True)
-    assert len(told) == 8
-    assert list(pd.read_parquet(out.table)["status"]) == list(table["status"])
+    first = replace(sweep, points=sweep.points[:1])
+    assert run_sweep(first, out.path, lambda point, end, count: told.append(count), retry_failed=True).keys() == {
+        first.points[0].key
+    }
+    assert len(told) == 6
 
 
 def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_path: Path) -> None:
