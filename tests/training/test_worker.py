@@ -273,7 +273,7 @@ def drained(loop: RolloutLoop) -> dict[str, list[Any]]:
 
 def test_what_the_loop_must_know_travels_to_the_child(tmp_path: Path) -> None:
     rollout_worker = AsyncRolloutWorker(model_name="m", dataset_start_index=7)
-    admission = Admission("rlkit", 512, tmp_path / "cap.jsonl")
+    admission = Admission("rlkit", 512, tmp_path / "cap.jsonl", tmp_path / "control.json")
     teach(SimpleNamespace(rollout_worker=rollout_worker), admission)
     # A checkpoint and a resume ask for this class, and for this argument.
     assert isinstance(rollout_worker, AsyncRolloutWorker)
