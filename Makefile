@@ -66,6 +66,10 @@ bench-simulator: $(INSTALLED) ## the simulator beside everything published, and 
 	$(BIN)/rlkit simulate --published
 	$(BIN)/python tests/bench/predictions.py
 
+.PHONY: picture
+picture: $(INSTALLED) ## the README's picture of a report, by the machine's Chromium
+	$(BIN)/python tests/bench/picture.py $(RUN)
+
 ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
 	$(BIN)/python -m rlkit.ablation
 

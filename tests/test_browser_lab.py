@@ -109,9 +109,8 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(lab: Lab, browser: Browse
 def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab, browser: Browser) -> None:
     folder = RunFolder(lab.folder / "runs" / "out" / "fed")
     folder.path.mkdir(parents=True)
-    folder.recipe.write_text(
-        recipe().with_overrides(["cap.policy=rlkit", "train.steps=5000"]).to_yaml(), encoding="utf-8"
-    )
+    plan = recipe().with_overrides(["cap.policy=rlkit", "train.steps=5000"])
+    folder.recipe.write_text(plan.to_yaml(), encoding="utf-8")
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     state = {"status": "running", "pid": engine.pid, "started": time.time(), "updated": time.time()}
     folder.state.write_text(json.dumps(state), encoding="utf-8")
@@ -126,10 +125,10 @@ def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab,
         lab_page.run_all()
         page, view = lab_page.page, lab_page.page.locator(".rlkit-live").first
         first = view.locator("progress").get_attribute("value")
-        paths = view.locator(".rlkit-sketch path").first.get_attribute("d")
+        paths = view.locator(".rlkit-sketch svg[role=img] path").first.get_attribute("d")
         fed.start()
         expect(view.locator("progress")).not_to_have_attribute("value", first or "")
-        expect(view.locator(".rlkit-sketch path").first).not_to_have_attribute("d", paths or "")
+        expect(view.locator(".rlkit-sketch svg[role=img] path").first).not_to_have_attribute("d", paths or "")
         expect(view.get_by_text("Generation-bound", exact=False)).to_be_visible()
         most = view.get_by_label("At most in flight")
         most.focus()
