@@ -77,6 +77,9 @@ bench-simulator: $(INSTALLED) ## the simulator beside everything published, and 
 .PHONY: bench-sweep
 bench-sweep: $(INSTALLED) ## seconds of a sweep of 200 simulated points, killed twice on the way
 	$(BIN)/python tests/bench/sweep.py $(if $(JSON),--json)
+.PHONY: picture
+picture: $(INSTALLED) ## the README's picture of a report, by the machine's Chromium
+	$(BIN)/python tests/bench/picture.py $(RUN)
 
 ablation-cap: $(INSTALLED) ## the admission cap off and on, the cache cleared and kept: four real runs, one table
 	$(BIN)/python -m rlkit.ablation

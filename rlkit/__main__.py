@@ -1,5 +1,5 @@
 """`python -m rlkit`: the command line."""
 
-from rlkit.entry import main
+from rlkit.console import main
 
 main()

@@ -84,6 +84,10 @@ def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None, now: datetime | 
     The first steps are set aside (`signals.warmup_steps`). Phases without a metric of their own in the log (an old TRL
     has no optimizer time) count as `other` in `shares`. Without the recipe the limits are not known, and most verdicts
     are less sure. `now` (aware) is for a run that goes on: it may have stalled since its last row.
+
+    >>> steps = pd.DataFrame({"perf/step_s": 2.0, "perf/rollout_wait_s": 1.5, "perf/fwd_bwd_s": 0.4}, range(1, 31))
+    >>> diagnose(steps).bound, diagnose(steps.head(3)).bound
+    ('generation', 'undetermined')
     """
     frame = in_order(frame)
     settled = settled_steps(frame, recipe)

@@ -27,7 +27,10 @@ PACKAGES = (
     *("trl", "transformers", "torch", "vllm", "peft", "accelerate", "datasets", "trackio", "huggingface_hub"),
     *("pandas", "pyarrow", "plotly", "papermill", "nbconvert", "jupyterlab", "pydantic", "ruamel.yaml"),
     *("typer", "rich", "aiohttp", "prometheus_client", "psutil"),
+    *("ipykernel", "ipywidgets"),
 )
+# What a missing package is asked for with; everything but the replicas comes with rlkit itself.
+SERVE_EXTRA = ("vllm", "torch")
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -95,7 +98,7 @@ def examine() -> list[Line]:
     problems = {package: what + "; " + fix for package, what, fix in machine.version_problems(judged)}
     for name, version in found.items():
         if name not in problems:
-            missing = "not installed; pip install -e '.[serve-cpu]'"
+            missing = "not installed; pip install -e " + ("'.[serve-cpu]'" if name in SERVE_EXTRA else ".")
             lines.append(Line(name, "ok" if version else "fail", version or missing))
     lines += [Line(name, "fail", text) for name, text in problems.items()]
     lines.append(_torch_build(found["torch"], devices))
@@ -172,8 +175,8 @@ def _services() -> list[Line]:
     from rlkit import machine
 
     browser = next((path for path in map(shutil.which, CHROMIUMS) if path), None)
-    text = browser or "no Chromium: reports are HTML and need none, figures cannot be saved as images"
-    lines = [Line("chromium", "ok" if browser else "note", text)]
+    text = browser or "no Chromium: any browser shows reports; for PDFs and make picture: apt-get install chromium"
+    lines = [Line("chromium", "ok" if browser else "note", text), _kernel()]
     folder = machine.trackio_folder()
     problem = machine.unwritable(folder)
     text = f"{problem}; set TRACKIO_DIR to a folder that can be written" if problem else str(folder)
@@ -182,6 +185,20 @@ def _services() -> list[Line]:
     text = f"found ({token})" if token else "none: enough for local runs, engine hf and private models need one"
     lines.append(Line("hugging face token", "ok" if token else "note", text))
     return lines
+
+
+def _kernel() -> Line:
+    """Notebooks, and the reports that are rendered from them, need the kernel `python3`."""
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+    except ImportError:
+        return Line("jupyter kernel", "fail", "jupyter_client is not installed; pip install -e .")
+    try:
+        spec = KernelSpecManager().get_kernel_spec("python3")
+    except NoSuchKernel:
+        way_out = f"{sys.executable} -m ipykernel install --sys-prefix"
+        return Line("jupyter kernel", "fail", f"no kernel named python3: reports cannot be rendered; {way_out}")
+    return Line("jupyter kernel", "ok", f"python3 in {spec.resource_dir}; jupyter lab opens the notebooks")
 
 
 def _cpu_flags() -> str | None:

@@ -249,7 +249,11 @@ class Recipe(_Section):
         return stream.getvalue()
 
     def with_overrides(self, overrides: list[str]) -> Recipe:
-        """A copy with `a.b=value` assignments applied; the value is read as YAML. Raises BadInput."""
+        """A copy with `a.b=value` assignments applied; the value is read as YAML. Raises BadInput.
+
+        >>> load_recipe("runs/local.yaml").with_overrides(["serve.replicas=4"]).serve.replicas
+        4
+        """
         return _with_overrides([("recipe", self.to_dict())], overrides)
 
 
@@ -264,7 +268,12 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
 
 def recipe_diff(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
-    """The fields that differ, as (dotted name, old value, new value), without the name of the recipe."""
+    """The fields that differ, as (dotted name, old value, new value), without the name of the recipe.
+
+    >>> local = load_recipe("runs/local.yaml")
+    >>> recipe_diff(local, local.with_overrides(["serve.replicas=4", "name=more"]))
+    [('serve.replicas', 2, 4)]
+    """
     before, after = _flatten(old.to_dict()), _flatten(new.to_dict())
     names = [*before, *(name for name in after if name not in before)]
     return [(n, before.get(n), after.get(n)) for n in names if n != "name" and before.get(n) != after.get(n)]

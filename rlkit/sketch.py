@@ -96,7 +96,7 @@ def thin(x: Numbers, y: Numbers, most: int = MOST_POINTS) -> tuple[Numbers, Numb
     """At most about `most` points that look the same: of each stretch the lowest and the highest, and every gap.
 
     >>> thin(np.arange(6.0), np.array([0.0, 9, 1, 2, -5, 3]), most=4)
-    (array([1., 0., 4., 5.]), array([ 9.,  0., -5.,  3.]))
+    (array([0., 1., 4., 5.]), array([ 0.,  9., -5.,  3.]))
     """
     if len(x) <= most:
         return x, y

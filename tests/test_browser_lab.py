@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -108,7 +109,8 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(lab: Lab, browser: Browse
 def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab, browser: Browser) -> None:
     folder = RunFolder(lab.folder / "runs" / "out" / "fed")
     folder.path.mkdir(parents=True)
-    folder.recipe.write_text(recipe().with_overrides(["cap.policy=rlkit"]).to_yaml(), encoding="utf-8")
+    plan = recipe().with_overrides(["cap.policy=rlkit", "train.steps=5000"])
+    folder.recipe.write_text(plan.to_yaml(), encoding="utf-8")
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     state = {"status": "running", "pid": engine.pid, "started": time.time(), "updated": time.time()}
     folder.state.write_text(json.dumps(state), encoding="utf-8")
@@ -117,15 +119,16 @@ def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab,
     nbformat.write(new_notebook(cells=cells, metadata=kernel), lab.folder / "watched.ipynb")
     going = threading.Event()
     fed = threading.Thread(target=_feed, args=(folder, going))
-    fed.start()
+    _log(folder, 1, 12)
     try:
         lab_page = lab.open(browser, "watched.ipynb")
         lab_page.run_all()
         page, view = lab_page.page, lab_page.page.locator(".rlkit-live").first
         first = view.locator("progress").get_attribute("value")
-        paths = view.locator(".rlkit-sketch path").first.get_attribute("d")
+        paths = view.locator(".rlkit-sketch svg[role=img] path").first.get_attribute("d")
+        fed.start()
         expect(view.locator("progress")).not_to_have_attribute("value", first or "")
-        expect(view.locator(".rlkit-sketch path").first).not_to_have_attribute("d", paths or "")
+        expect(view.locator(".rlkit-sketch svg[role=img] path").first).not_to_have_attribute("d", paths or "")
         expect(view.get_by_text("Generation-bound", exact=False)).to_be_visible()
         most = view.get_by_label("At most in flight")
         most.focus()
@@ -148,19 +151,28 @@ def test_the_live_view_moves_while_a_run_goes_on_and_its_controls_work(lab: Lab,
         assert lab_page.errors() == []
     finally:
         going.set()
-        fed.join()
+        if fed.ident is not None:
+            fed.join()
         engine.kill()
         engine.wait()
 
 
 def _feed(folder: RunFolder, ended: threading.Event) -> None:
-    """Log a recorded run's steps, two a second, as the trainer does."""
-    for step, row in recorded("learning-run").drop(columns="timestamp").iterrows():
-        line = {"global_step": int(str(step)), **{name: float(value) for name, value in row.dropna().items()}}
-        with folder.steps.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(line) + "\n")
+    """Log steps, two a second, until `ended`."""
+    for step in itertools.count(13):
+        _log(folder, step, step)
         if ended.wait(0.5):
             return
+
+
+def _log(folder: RunFolder, first: int, last: int) -> None:
+    """Log these steps as the trainer does, with a recorded run's numbers."""
+    frame = recorded("learning-run").drop(columns="timestamp")
+    with folder.steps.open("a", encoding="utf-8") as lines:
+        for step in range(first, last + 1):
+            row = frame.iloc[(step - 1) % len(frame)].dropna()
+            numbers = {str(name): float(value) for name, value in row.items()}
+            lines.write(json.dumps({"global_step": step, **numbers}) + "\n")
 
 
 def _with_parameters(notebook: Path, *lines: str) -> None:

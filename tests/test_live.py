@@ -29,7 +29,8 @@ NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 def rows(recording: str = "learning-run") -> list[dict[str, Any]]:
     """steps.jsonl's rows, as the trainer writes them."""
     frame = recorded(recording).drop(columns="timestamp")
-    return [{"global_step": int(str(step)), **row.dropna().to_dict()} for step, row in frame.iterrows()]
+    logged = [(int(str(step)), row.dropna().items()) for step, row in frame.iterrows()]
+    return [{"global_step": step, **{str(name): value for name, value in numbers}} for step, numbers in logged]
 
 
 def look(steps: int = 50, going_on: bool = True, plan: Recipe | None = None, **more: Any) -> Look:

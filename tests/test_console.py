@@ -18,7 +18,7 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupts())
 sys.argv = ["rlkit", "doctor"]
-from rlkit.entry import main
+from rlkit.console import main
 main()
 """
 
