@@ -7,7 +7,7 @@ import pytest
 from rlkit.errors import BadInput
 from rlkit.recipe import load_recipe
 from rlkit.simulation import planning
-from rlkit.simulation.planning import Point, _front, packed, _shapes, usd_per_hour
+from rlkit.simulation.planning import Point, _front, _shapes, packed, usd_per_hour
 
 CHASE = load_recipe(Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml")
 
