@@ -64,7 +64,9 @@ def print_table(frame: pd.DataFrame) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*(escape(str(name)) for name in frame.columns), box=None)
+    table = Table(box=None)
+    for name in frame.columns:
+        table.add_column(escape(str(name)), overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(escape(str(cell)) for cell in row))
     terminal.out.print(table, soft_wrap=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from rlkit.diagnosis import Verdict, diagnose
-from rlkit.errors import BadInput
+from rlkit.errors import BadInput, NotLogged
 from rlkit.previous_run import PreviousRun, find_previous
 from rlkit.recipe import Recipe
 from rlkit.results import read_run, trackio_source
@@ -120,7 +120,10 @@ def _open(wanted: str, under: Path, source: str | None) -> PastRun:
     project, _, name = wanted.partition("/")
     if not project or not name or Path(wanted).is_absolute() or project in (".", "..", "~"):
         raise BadInput(f"{wanted}: neither a run's folder, nor a run under {under}, nor PROJECT/RUN in trackio")
-    return open_past_run(project=project, name=name, source=source or "")
+    try:
+        return open_past_run(project=project, name=name, source=source or "")
+    except NotLogged as error:
+        raise NotLogged(f"{wanted}: not a run's folder; as PROJECT/RUN: {error}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

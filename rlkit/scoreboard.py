@@ -23,6 +23,8 @@ from rlkit.wording import number
 
 # A load that took more attempts than this is one of "more": the published syncs took two or three.
 COUNTED_ATTEMPTS = 3
+# More fields than this are no change of a run but another run.
+MOST_CHANGES = 4
 DECISIONS = ("affinity", "spilled", "unmatched", "round_robin")
 
 
@@ -101,13 +103,17 @@ def changes(before: PastRun | None, run: PastRun) -> list[tuple[str, object, obj
 def change_text(before: PastRun | None, run: PastRun) -> str | None:
     """The changes as `train.token_budget 0 → 16384, ...`, `none` when there is none; None when they are unknown.
 
-    An hour's price is left out: it follows from the others.
+    An hour's price is left out: it follows from the others. Of two recipes that have little in common only the first
+    differences are told, and how many there are.
     """
     found = changes(before, run)
     if found is None:
         return None
     found = [change for change in found if change[0] != "hardware.usd_per_hour"]
-    return ", ".join(f"{name} {plain(old)} → {plain(new)}" for name, old, new in found) or "none"
+    told = [f"{name} {plain(old)} → {plain(new)}" for name, old, new in found]
+    if len(told) > MOST_CHANGES:
+        return f"{len(told)} fields: {', '.join(told[:MOST_CHANGES])}, ..."
+    return ", ".join(told) or "none"
 
 
 def plain(value: object) -> str:

@@ -54,7 +54,7 @@ LINES = (
     Line("Samples a step", "samples_per_step", "batch/samples_per_step"),
     Line("Samples a second", "samples_s"),
     Line("Queue, samples", "queue", "sample/rollout_queue_size"),
-    Line("Backpressure, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
+    Line("Held back, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
     Line("Staleness, versions", "staleness", "sample/staleness_mean"),
     Line("Generated tok/s", "generated_tok_s", "rollout/generated_tok_s"),
     Line("MFU, %", "mfu", "perf/mfu_fwd_bwd"),

@@ -13,7 +13,7 @@ from rlkit import chase_figures
 from rlkit import display as show
 from rlkit.chart import Axis
 from rlkit.past_run import PastRun
-from rlkit.scoreboard import changes, plain
+from rlkit.scoreboard import change_text, changes
 from rlkit.scoreboard_text import NOTHING_PUBLISHED, Published, changes_table
 from rlkit.wording import number
 
@@ -40,8 +40,8 @@ def chapter(
     if told.get("verdict"):
         yield show.note(_published(told))
     following = runs[order[place + 1]] if place + 1 < len(order) else None
-    if following is not None and not told.get("next"):
-        yield show.note(f"What was changed next: {_fields(run, following)}.")
+    if following is not None and not told.get("next") and changes(run, following):
+        yield show.note(f"What was changed next: {change_text(run, following)}.")
 
 
 def commands(runs: Mapping[str, PastRun]) -> dict[str, str]:
@@ -91,13 +91,6 @@ def _why(run: PastRun) -> str:
 def _published(told: Mapping[str, object]) -> str:
     after = f"; next: {told['next']}" if told.get("next") else "; there the chase ended"
     return f"Its authors said: {told['verdict']}, {told['cause']}{after}."
-
-
-def _fields(run: PastRun, following: PastRun) -> str:
-    found = changes(run, following)
-    if not found:
-        return "unknown" if found is None else "nothing"
-    return ", ".join(f"{name} {plain(old)} → {plain(new)}" for name, old, new in found)
 
 
 def _html(text: str) -> HTML:

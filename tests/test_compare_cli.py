@@ -58,7 +58,7 @@ def test_json_has_numbers_and_null_where_there_is_none() -> None:
     [
         (["nowhere"], "nowhere: neither a run's folder, nor a run under runs/out, nor PROJECT/RUN in trackio"),
         (["./nowhere"], "./nowhere: neither a run's folder"),
-        (["recorded/none"], "has no run with the name 'none'"),
+        (["recorded/none"], "recorded/none: not a run's folder; as PROJECT/RUN: trackio project 'recorded' has no run"),
         (["first", "first"], "first: given twice"),
         (["first", "--out", "page.txt"], "--out page.txt: name an HTML file"),
     ],

@@ -15,6 +15,8 @@ from several_runs import generation_bound, past_run, steps, trainer_bound
 from rlkit.recipe import load_recipe
 from rlkit.scoreboard import FIGURES, change_text, figures_of, headline, routing, scoreboard, weight_syncs
 from rlkit.scoreboard_text import (
+    about,
+    breakable,
     changes_table,
     published_figures,
     routing_table,
@@ -76,6 +78,9 @@ def test_changes_leave_out_the_name_and_where_a_run_is_logged() -> None:
     assert change_text(plan, trainer_bound("same")) == "none"
     assert changes_table(plan, other).to_numpy().tolist() == [["train.gradient_checkpointing", "true", "false"]]
     assert changes_table(None, plan).empty
+    assert change_text(plan, trainer_bound("dear", "hardware.usd_per_hour=99")) == "none"
+    fields = ("serve.replicas=2", "train.seed=7", "train.steps=9", "train.token_budget=64", "train.learning_rate=1")
+    assert str(change_text(plan, trainer_bound("far", *fields))).startswith("5 fields: train.steps 40 → 9, ")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +140,19 @@ def test_published_figures_stand_in_brackets_and_those_of_a_whole_run_only_besid
     assert cells(routed, "whole")["to each replica"] == "120 / 80 (31,928 / 32,800)"
     assert cells(routed, "part")["to the replica with their prompt"] == "75 % (85 %)"
     assert cells(routed, "part")["Rollouts routed"] == "200"
+
+
+def test_long_names_may_be_broken_on_a_page_and_read_the_same() -> None:
+    table = pd.DataFrame({"": ["Cause"], "run": ["rollout.max_inflight_tasks 0.5 → 1.5"]})
+    broken = breakable(table)
+    assert broken["run"][0] == "rollout.\u200bmax_\u200binflight_\u200btasks 0.5 → 1.5"
+    assert broken["run"][0].replace("\u200b", "") == table["run"][0]
+
+
+def test_what_the_runs_are_is_said_once() -> None:
+    runs = {"slow": trainer_bound(), "fast": generation_bound("fast", "engine=sim")}
+    assert about(runs, {}) == {"runs": "slow, fast", "engine": "local, sim"}
+    assert list(about(runs, {"slow": {}})) == ["runs", "engine", "in brackets:"]
 
 
 def test_many_runs_are_rows() -> None:

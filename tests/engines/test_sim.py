@@ -7,6 +7,7 @@ import pytest
 
 from rlkit.diagnosis import diagnose
 from rlkit.engines import Event, launch
+from rlkit.engines.sim import launch_sim
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe
@@ -54,6 +55,17 @@ def test_counters_and_decisions_lie_in_the_folder(tmp_path: Path) -> None:
     decisions = [json.loads(line) for line in folder.cap.read_text().splitlines()]
     assert decisions[0]["reason"] == "sized"
     assert len(folder.steps.read_text().splitlines()) == 12
+
+
+def test_a_run_that_is_left_early_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    whole, part = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "part")
+    events: list[Event] = []
+    assert launch_sim(toy(), whole, events.append).steps == 12
+    assert launch_sim(toy(), part, events.append, stop_after=8).steps == 8
+    assert [event.total for event in events if event.kind == "step"] == [12] * 12 + [8] * 8
+    beginning = read_run(part)[0].frame
+    assert beginning.drop(columns="timestamp").equals(read_run(whole)[0].frame.drop(columns="timestamp").head(8))
+    assert read_state(part)["steps"] == 8
 
 
 def test_the_same_recipe_twice_is_the_same_run(tmp_path: Path) -> None:
