@@ -197,8 +197,8 @@ ADAPTIVE_CAP = Workload(
     trainer_factor=0.43,
 )
 
-# A machine without a GPU, for the toy models: `rlkit calibrate` on the logs of three real runs of TRL 1.16 and vLLM
-# 0.31 on two cores, runs/local.yaml and its two lopsided ones; it makes better ones of a user's own runs. The trainer's
+# A machine without a GPU, for the toy models: `rlkit calibrate` on the logs of four real runs of TRL 1.16 and vLLM 0.31
+# on two cores, two of runs/local.yaml and its lopsided ones; it makes better ones of a user's own runs. The trainer's
 # 1.5 cores: a row of the trainer-bound run, whose servers hardly work, takes 1/1.75 of what it takes beside them.
 TWO_CORES = Physics(
     iteration_s=0.0090,

@@ -97,7 +97,7 @@ def _on_cpu(recipe: Recipe) -> bool:
 
 def _hardware_notes(recipe: Recipe) -> Iterator[str]:
     if _on_cpu(recipe):
-        yield "hardware cpu: two cores that trainer and replicas share, from the log of one real run."
+        yield "hardware cpu: two cores that trainer and replicas share, from the logs of four real runs."
     else:
         for field, flavor in (("trainer", recipe.hardware.trainer), ("replica", recipe.hardware.replica)):
             if not flavor.lower().startswith(FITTED_GPU):
