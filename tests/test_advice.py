@@ -21,6 +21,10 @@ def published(name: str, *overrides: str) -> Recipe:
     return load_recipe(RUNS / "published" / f"{name}.yaml", ["train.steps=20", *overrides])
 
 
+# Fewer steps are enough to tell what helps from what does not.
+advice.ADVISED_STEPS = 15
+
+
 @cache
 def counsel(name: str, objective: str = "time", learning: bool = False, overrides: tuple[str, ...] = ()) -> Counsel:
     """Of twenty steps, for the published five hundred."""
