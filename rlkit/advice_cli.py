@@ -113,7 +113,6 @@ def chase(
     short = min(steps or PROBE_STEPS, recipe.train.steps)
     place = ChaseFolder(RUNS / name if name else _free(recipe, objective))
     board = _board(place, recipe, rules, short)
-    told = [board]
 
     def before(probe: Probe) -> None:
         terminal.say(f"run {probe.number}: {probe.changes or f'{recipe.name} as it is'}", terminal.err, "bold")
@@ -131,9 +130,9 @@ def chase(
             asked = (lambda price: True) if approve else terminal.agreed
             board = run_chase(board, recipe, place, progress, before, after, asked)
     except (KeyboardInterrupt, SystemExit):
-        terminal.say(
-            f"{len(told[0].probes)} runs were there before; the same command goes on with {place.path}", terminal.err
-        )
+        kept = place.load()
+        done = 0 if kept is None else len(kept.probes)
+        terminal.say(f"{done} runs are in {place.path}; the same command goes on after them", terminal.err)
         raise
     if as_json:
         terminal.print_json(board.to_dict() | {"folder": str(place.path)})

@@ -66,10 +66,9 @@ class Situation:
         return self.recipe.hardware.replica.lower() == CPU_FLAVOR
 
     def queue_for(self, in_flight: int) -> int:
-        """Samples the queue may hold: room for what is in flight, and nothing that would be too old."""
-        samples = math.ceil(self.samples_per_step)
+        """Samples the queue may hold: as many as now, or more for what is in flight and still trained on in time."""
         fresh = math.floor(self.recipe.fresh_samples(self.samples_per_step))
-        return max(samples, min(QUEUE_PER_INFLIGHT * in_flight, fresh - in_flight))
+        return max(self.recipe.rollout.queue_maxsize, min(QUEUE_PER_INFLIGHT * in_flight, fresh - in_flight))
 
 
 Rule = Callable[[Situation], Iterator[Change]]
@@ -155,13 +154,15 @@ def _more_replicas(now: Situation) -> Iterator[Change]:
     replicas = now.recipe.serve.replicas
     if now.shares_cores:
         return
+    one, said = f"serve.replicas={replicas + 1}", ("One more replica is paid for.",)
+    yield Change(f"replicas-{replicas + 1}-same-inflight", ("replicas", "over-admission"), "generation", (one,), said)
     size = math.ceil(now.recipe.inflight_limit * (replicas + 1) / replicas)
     yield Change(
         f"replicas-{replicas + 1}",
         ("replicas", "over-admission"),
         "generation",
-        (f"serve.replicas={replicas + 1}", *_generation(now, size)),
-        ("One more replica is paid for.",),
+        (one, *_generation(now, size)),
+        said,
     )
 
 
