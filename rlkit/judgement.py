@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, MOSTLY_BLOCKED, flushed, leverage
+from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, LITTLE_LEVERAGE, MOSTLY_BLOCKED, flushed, leverage
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
@@ -46,6 +46,11 @@ STEPS_IN_QUEUE = 2.0
 
 # A reward that is being computed for this much of the time cannot do more: one group is scored at a time.
 SCORING_BUSY = 0.85
+
+# While the score loop waits for room in a full queue it scores nothing, so that a slow reward may be busy for less of
+# the time; a line of groups in front of it still tells. In simulated runs it was ten groups and more, or none.
+SCORING_OFTEN = 0.6
+GROUPS_IN_LINE = 4.0
 
 # Two sides of this leverage or less apart (rlkit.leverage) change places from run to run, and from one seed to another;
 # this far apart they never did in the tuning half of simulated runs.
@@ -133,14 +138,16 @@ def _with_wait(signals: Signals, wait: float) -> Judgement:
     if contradiction is not None:
         return contradiction
     weights = leverage(signals)
-    if weights is None or (signals.queue_fill is None and wait < LONG_WAIT and not held_back(signals)):
+    if weights is None or (signals.queue_size is None and wait < LONG_WAIT and not held_back(signals)):
         return _by_wait_and_queue(signals, wait)
     waits, queue = wait_words(signals), queue_state(signals)
     second, first = sorted(weights, key=lambda side: weights[side])[-2:]
+    if first == "trainer" and signals.queue_fill is None and not held_back(signals):
+        return _by_wait_and_queue(signals, wait)  # whether generation is ahead is what nobody knows
     margin = weights[first] - weights[second]
     sure = _sure(margin, signals)
     about = f"{waits}, and {_queue_or_held_back(signals)}"
-    if weights[first] < LEAST_LEVERAGE:
+    if weights[first] < (LITTLE_LEVERAGE if margin < NEAR else LEAST_LEVERAGE):
         return Judgement("balanced", f"{about}: neither side is slower by much", "medium" if sure == "high" else "low")
     if first == "sync":
         what = percent(weights["sync"])
@@ -230,7 +237,9 @@ def _less_sure(judgement: Judgement) -> Judgement:
 
 def _scores_all_the_time(signals: Signals) -> bool:
     if signals.score_busy is not None:
-        return signals.score_busy >= SCORING_BUSY and (signals.wait_share or 0.0) >= NO_WAIT
+        waits, line = (signals.wait_share or 0.0) >= NO_WAIT, signals.score_wait_s or 0.0
+        queues = line >= GROUPS_IN_LINE * (signals.score_s or 0.0) > 0 and not held_back(signals)
+        return waits and signals.score_busy >= (SCORING_OFTEN if queues else SCORING_BUSY)
     return (signals.score_blocked_steps or 0.0) >= SCORES_MOSTLY_BLOCKED and not signals.blocked_steps
 
 

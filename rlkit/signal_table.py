@@ -27,6 +27,11 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "rollout_wait_s": Meaning("s", "perf/rollout_wait_s", "The trainer waits for samples."),
     "wait_share": Meaning("of the step", "perf/rollout_wait_s / perf/step_s", "High when generation is too slow."),
+    "least_wait_share": Meaning(
+        "of the step",
+        "perf/rollout_wait_s, lowest tenth / perf/step_s",
+        "Fetching samples that are ready takes time as well: this much even in the step that waits least.",
+    ),
     "weight_sync_s": Meaning("s", "perf/weight_sync_s", "One transfer of the policy to the replicas; both sides stop."),
     "weight_sync_load_s": Meaning(
         "s",

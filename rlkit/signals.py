@@ -26,6 +26,9 @@ MAX_WARMUP_STEPS = 10  # a long warm-up would leave nothing of a short run; by t
 # Beyond this nothing was measured: a year has 3e7 seconds, a long run 1e12 tokens.
 LARGEST = 1e15
 
+# Of ten steps the lowest: one may be odd.
+LOW = 0.1
+
 # Phases are timed by clocks that overlap by the odd millisecond; more than this means that the numbers do not belong to
 # one run (medians mixed with means, another run's column).
 TIMER_SLACK = 1.05
@@ -42,6 +45,7 @@ class Signals:
     fwd_bwd_over_fwd: float | None = None  # 3 is due; 4 when the forward pass is computed twice
     rollout_wait_s: float | None = None
     wait_share: float | None = None  # of the step; an upper bound when step_s is None
+    least_wait_share: float | None = None  # of the step: the wait that only one step in ten goes below
     weight_sync_s: float | None = None  # one sync
     weight_sync_load_s: float | None = None  # of it, from the saved adapter to resumed replicas: the part with retries
     weight_sync_per_step_s: float | None = None  # the same, spread over the steps between two
@@ -243,9 +247,14 @@ def _phases(settled: pd.DataFrame, recipe: Recipe | None) -> dict[str, Any]:
         "rollout_wait_s": wait_s,
         "wait_share": _ratio(wait_s, whole) if whole_known else None,
         "weight_sync_per_step_s": sync_s,
+        "least_wait_share": _ratio(_low(column(rows, "perf/rollout_wait_s")), whole) if whole_known else None,
         "sync_share": _ratio(sync_s, whole) if whole_known else None,
         "phases_over_step": excess,
     }
+
+
+def _low(seconds: pd.Series[float]) -> float | None:
+    return _finite(float(seconds.quantile(LOW))) if seconds.notna().any() else None
 
 
 def _sync_per_step(rows: pd.DataFrame, recipe: Recipe | None) -> float | None:

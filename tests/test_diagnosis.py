@@ -432,7 +432,7 @@ def test_an_unknown_queue_size_asks_for_the_recipe() -> None:
         (0.01, 140.0, None, "trainer"),  # 0.5 % of the step, 62 % of a full reading
         (0.09, 140.0, None, "generation"),  # 4.5 %: all that the trainer could still gain by generation
         (0.0, 100.0, None, "trainer"),  # never short of samples, and 45 % of a full reading ahead
-        (0.04, 60.0, None, "balanced"),
+        (0.06, 60.0, None, "balanced"),
         (0.0, 5.0, None, "balanced"),
         (0.0, 100.0, 1.0, "trainer"),  # rollouts are held back in every step, and the trainer never waits
         (0.0, None, 1.0, "trainer"),
@@ -459,13 +459,13 @@ def test_wait_and_queue_decide(wait: float | None, queue: float | None, blocked:
 def test_headlines_tell_both_signs() -> None:
     partly = flat_frame(sample__rollout_queue_size=100.0, rollout__backpressure_s=0.5)
     unknown_wait = flat_frame(perf__rollout_wait_s=None)
-    balanced = flat_frame(perf__rollout_wait_s=0.04, sample__rollout_queue_size=60.0)
+    balanced = flat_frame(perf__rollout_wait_s=0.06, sample__rollout_queue_size=60.0)
 
     assert [diagnose(frame, local_recipe()).headline for frame in (partly, unknown_wait, balanced)] == [
         "Trainer-bound: forward+backward takes 50 % of the step and finished rollouts are held back in 100 % of the "
         "steps.",
         "Trainer-bound: generation is faster and the queue is mostly full (200 of 256).",
-        "Balanced: the trainer waits 2 % of the step for rollouts and the queue is partly filled (60 of 256).",
+        "Balanced: the trainer waits 3 % of the step for rollouts and the queue is partly filled (60 of 256).",
     ]
 
 
@@ -590,7 +590,7 @@ def test_the_new_queue_holds_no_more_than_is_trained_on_in_time() -> None:
 
 @pytest.mark.parametrize("bound", ["trainer", "generation", "balanced"])
 def test_every_action_names_a_field_of_the_recipe(bound: str) -> None:
-    balanced: dict[str, float | None] = {"sample__rollout_queue_size": 60.0, "perf__rollout_wait_s": 0.04}
+    balanced: dict[str, float | None] = {"sample__rollout_queue_size": 60.0, "perf__rollout_wait_s": 0.06}
     metrics = {"trainer": TRAINER, "generation": GENERATION, "balanced": balanced}[bound]
     for recipe in (local_recipe(), None):
         verdict = diagnose(flat_frame(rollout__backpressure_s=1.0 if bound == "trainer" else None, **metrics), recipe)
