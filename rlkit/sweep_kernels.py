@@ -18,6 +18,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from rlkit.errors import RunFailed
 from rlkit.sweep_nursery import Nursery, can_fork
 
 # After an interrupt the engine in a kernel ends its jobs; vLLM takes a few seconds to release its sockets.
@@ -41,7 +42,7 @@ class Kernels:
         class PointKernel(AsyncKernelManager):
             async def start_kernel(self, **options: Any) -> None:
                 if kernels.stopping:
-                    raise KeyboardInterrupt
+                    raise RunFailed("the sweep was stopped")
                 if forked and self.kernel_spec is not None and can_fork(self.kernel_spec.argv):
                     self.kernel_id = str(uuid.uuid4())
                     self.provisioner = _Forked(kernels.nursery, self)

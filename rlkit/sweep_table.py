@@ -46,7 +46,6 @@ class Summary:
     step_s: float | None
     wall_clock_min: float | None
     usd: float | None  # None: nobody said what an hour costs
-    rented: bool  # `usd` was paid
     metrics: dict[str, float]
 
 
@@ -73,7 +72,6 @@ def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Reci
         step_s=metrics.get("perf/step_s"),
         wall_clock_min=minutes,
         usd=float(paid) if paid is not None else cost(base, recipe, minutes),
-        rented=recipe.engine == "hf",
         metrics=metrics,
     )
 
