@@ -234,6 +234,8 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
             cause = "the kernel died (out of memory?)"
             cells = [cell for cell in nbformat.read(progress, as_version=4).cells if cell.cell_type == "code"]
             started = [number for number, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
+            if not started:
+                raise KernelDied(f"{notebook.name}: {cause.replace('died', 'died before the first cell')}") from None
             number, source, kind = started[-1], cells[started[-1] - 1].source, KernelDied
     # Papermill adds a cell of its own for the parameters.
     cell = f"code cell {number - bool(parameters)} ({_first_line(source)})"

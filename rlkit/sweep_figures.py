@@ -67,7 +67,9 @@ def parallel_coordinates(table: pd.DataFrame, fields: Sequence[str], metrics: Se
         for row in group.index:
             xs += [*range(len(axes)), None]
             ys += [_plain(heights[name][row]) for name in axes] + [None]
-            said = f"point {points.at[row, 'point']}: " + ", ".join(f"{n} {_word(points.at[row, n])}" for n in axes)
+            said = f"point {_word(points.at[row, 'point'])}: " + ", ".join(
+                f"{n} {_word(points.at[row, n])}" for n in axes
+            )
             words += [said] * len(axes) + [None]
         figure.add_trace(
             go.Scatter(
@@ -216,7 +218,7 @@ def _best(points: pd.DataFrame, metrics: Sequence[str]) -> str:
     if name is None:
         return ""
     row = points[name].astype(float).idxmin()
-    return f"Lowest {name}: point {points.at[row, 'point']} with {_word(points.at[row, name])}."
+    return f"Lowest {name}: point {_word(points.at[row, 'point'])} with {_word(points.at[row, name])}."
 
 
 def _plain(value: float) -> float | None:

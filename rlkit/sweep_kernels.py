@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import psutil
-from jupyter_client import AsyncKernelManager, KernelConnectionInfo
-from jupyter_client.provisioning import LocalProvisioner
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from rlkit.errors import RunFailed
 from rlkit.sweep_nursery import Nursery, can_fork
 
 # After an interrupt the engine in a kernel ends its jobs; vLLM takes a few seconds to release its sockets.
@@ -40,12 +42,13 @@ class Kernels:
         class PointKernel(AsyncKernelManager):
             async def start_kernel(self, **options: Any) -> None:
                 if kernels.stopping:
-                    raise KeyboardInterrupt
-                if forked and can_fork(self.kernel_spec.argv):
+                    raise RunFailed("the sweep was stopped")
+                if forked and self.kernel_spec is not None and can_fork(self.kernel_spec.argv):
                     self.kernel_id = str(uuid.uuid4())
                     self.provisioner = _Forked(kernels.nursery, self)
                 await super().start_kernel(**options | {"env": dict(os.environ) | dict(environment)})
-                kernels.add(self.provisioner.pid)
+                if isinstance(self.provisioner, LocalProvisioner) and self.provisioner.pid is not None:
+                    kernels.add(self.provisioner.pid)
 
         return PointKernel
 
@@ -93,7 +96,7 @@ class _Forked(LocalProvisioner):
     async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
         """Ask for a kernel with the command that would have started it."""
         pid = self._nursery.start(cmd, options["env"], options.get("cwd") or os.getcwd())
-        self.process = _Process(pid)
+        self.process = _Process(pid)  # type: ignore[assignment]  # all that is asked of a Popen
         self.pid, self.pgid = pid, pid
         return self.connection_info
 

@@ -69,6 +69,9 @@ class Nursery:
                 self._process = None
 
     def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is not None:
+            self._process.communicate()
+            self._process = None  # somebody killed it; the next kernel needs another
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],

@@ -32,6 +32,7 @@ from jupyter_core.utils import ensure_event_loop
 
 from rlkit import display, machine
 from rlkit.chart import VERMILLION
+from rlkit.engines.state import read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
@@ -58,6 +59,7 @@ class Ended:
     attempts: int = 1
     seconds: float = 0.0  # of this machine, kernel and page included
     summary: Summary | None = None
+    spent_usd: float = 0.0  # on rented hardware, also by a point that failed
 
     def to_dict(self) -> dict[str, Any]:
         """As `point.json` holds it."""
@@ -194,14 +196,16 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
     cores, limits = machine.cores(), sweep.limits
     engines = {point.recipe.engine for point in state.waiting}
     most = sum(parallel(engine, limits, cores) for engine in engines)
-    spent = sum(ended.summary.usd or 0.0 for ended in state.ended.values() if ended.summary and ended.summary.rented)
+    spent = sum(ended.spent_usd for ended in state.ended.values())
     with ThreadPoolExecutor(most, thread_name_prefix="point") as pool:
         try:
             while state.waiting or state.running:
                 running = list(state.running.values())
                 while (point := next_point(state.waiting, running, limits, cores)) is not None:
-                    state.waiting.remove(point)
                     refused = over_budget(point, spent, running, limits)
+                    if refused is not None and running:
+                        break  # those that run may take less than they could
+                    state.waiting.remove(point)
                     if refused is not None:
                         state.ended[point.key] = Ended(point.key, "skipped", refused)
                         on_end(point, state.ended[point.key], len(state.ended))
@@ -211,8 +215,7 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
                 for future in wait(state.running, return_when=FIRST_COMPLETED).done:
                     point = state.running.pop(future)
                     ended = state.ended[point.key] = future.result()
-                    if ended.summary is not None and ended.summary.rented:
-                        spent += ended.summary.usd or 0.0
+                    spent += ended.spent_usd
                     on_end(point, ended, len(state.ended))
         except BaseException:
             kernels.stop()  # the threads end with their kernels
@@ -249,18 +252,29 @@ def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels
             executed = execute_notebook(sweep.notebook, values, kernel_manager_class=manager)
             summary = _summary_of(run, sweep)
             page = render(executed, point.name)
-        except RlkitError as failure:
-            if isinstance(failure, KernelDied) and attempts < ATTEMPTS and not kernels.stopping:
+        except Exception as failure:  # papermill's, zmq's and Jupyter's, when a kernel cannot even start
+            told = isinstance(failure, RlkitError) and not isinstance(failure, KernelDied)
+            if not told and attempts < ATTEMPTS and not kernels.stopping:
                 continue
-            error = str(failure)
+            known = isinstance(failure, RlkitError)
+            error = str(failure) if known else f"{sweep.notebook.name}: {type(failure).__name__}: {failure}"
             page = _failed_page(point, error)
         break
     write_page(run.report, page)
     seconds = round(time.monotonic() - began, 2)
-    ended = Ended(point.key, "done" if error is None else "failed", error, attempts, seconds, summary)
+    status: Status = "done" if error is None else "failed"
+    ended = Ended(point.key, status, error, attempts, seconds, summary, _spent(point, run))
     if not kernels.stopping:  # a point that was stopped has not ended
         _write_json(folder.record(point), ended.to_dict())
     return ended
+
+
+def _spent(point: Point, run: RunFolder) -> float:
+    """What a rented point was billed, as its engine noted; all it was allowed where that is not known."""
+    if point.recipe.engine != "hf":
+        return 0.0
+    billed = read_state(run).get("usd")
+    return float(billed if billed is not None else point.recipe.hardware.budget_usd or 0.0)
 
 
 def _summary_of(run: RunFolder, sweep: Sweep) -> Summary:

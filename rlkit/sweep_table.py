@@ -46,7 +46,6 @@ class Summary:
     step_s: float | None
     wall_clock_min: float | None
     usd: float | None  # None: nobody said what an hour costs
-    rented: bool  # `usd` was paid
     metrics: dict[str, float]
 
 
@@ -73,7 +72,6 @@ def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Reci
         step_s=metrics.get("perf/step_s"),
         wall_clock_min=minutes,
         usd=float(paid) if paid is not None else cost(base, recipe, minutes),
-        rented=recipe.engine == "hf",
         metrics=metrics,
     )
 
@@ -174,9 +172,14 @@ def _value_of(recipe: Recipe, values: Mapping[str, Any], field: str) -> Any:
 def _typed(table: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
     """Columns with one type each, as parquet wants them: mixed ones and lists become text."""
     for name in fields:
-        kinds = {type(value) for value in table[name] if value is not None}
+        known = {number: value for number, value in table[name].items() if not _is_missing(value)}
+        kinds = {type(value) for value in known.values()}
         if (len(kinds) > 1 and not kinds <= {int, float}) or kinds & {list, dict}:
-            table[name] = [None if value is None else json.dumps(value) for value in table[name]]
+            table[name] = [json.dumps(known[number]) if number in known else None for number in table.index]
     for name in ("error", "verdict", "confidence", "headline", "next_action"):
         table[name] = table[name].astype("str")
     return table
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and value != value)

@@ -16,7 +16,7 @@ import pytest
 from html_page import Page
 from nbformat.v4 import new_code_cell, new_notebook
 
-from rlkit.errors import BadInput
+from rlkit.errors import BadInput, RunFailed
 from rlkit.sweep import Point, Sweep, plan_sweep
 from rlkit.sweep_run import Ended, SweepFolder, in_words, read_ended, run_sweep
 
@@ -133,6 +133,39 @@ def test_a_folder_with_something_else_or_another_sweep_in_it_is_refused(tmp_path
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BadInput, match="a sweep is going on here"):
             run_sweep(sweep, busy)
+
+
+def test_rented_points_start_while_all_may_be_paid_and_one_that_failed_was_paid_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [{"engine": "hf", "hardware.budget_usd": 10.0, "train.seed": seed} for seed in range(4)]
+    sweep = planned(tmp_path, points, limits={"usd": 25, "jobs": 4})
+
+    def billed(notebook: Path, values: dict[str, Any], **client: Any) -> None:
+        seed = Path(values["recipe"]).read_text()
+        if "seed: 0" in seed:  # its engine noted what it was billed before it failed
+            (Path(values["folder"]) / "state.json").write_text('{"status": "failed", "usd": 2.0}')
+        raise RunFailed("on purpose")
+
+    monkeypatch.setattr("rlkit.sweep_run.execute_notebook", billed)
+    ended = run_sweep(sweep, tmp_path / "out")
+    assert [ended[point.key].status for point in sweep.points] == ["failed", "failed", "failed", "skipped"]
+    assert [ended[point.key].spent_usd for point in sweep.points] == [2, 10, 10, 0]
+    assert ended[sweep.points[3].key].error == "limits.usd: $3.00 of $25.00 is left and this point may take $10.00"
+
+
+def test_a_kernel_that_cannot_start_is_tried_twice_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = planned(tmp_path, [{"engine": "sim", "mode": "idle"}, {"engine": "sim", "mode": "fail"}])
+
+    def timed_out(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Kernel didn't respond in 60 seconds")
+
+    monkeypatch.setattr("rlkit.sweep_run.execute_notebook", timed_out)
+    ended = list(run_sweep(sweep, tmp_path / "out").values())
+    assert [(end.status, end.attempts) for end in ended] == [("failed", 2)] * 2
+    assert ended[0].error == "p.ipynb: RuntimeError: Kernel didn't respond in 60 seconds"
 
 
 def test_a_record_of_another_content_or_a_broken_one_is_no_record(tmp_path: Path) -> None:

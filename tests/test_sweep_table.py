@@ -29,7 +29,7 @@ def planned(**data: Any) -> Sweep:
 
 def summary(step_s: float, verdict: str = "trainer", usd: float | None = 1.0, **metrics: float) -> Summary:
     means = {"perf/step_s": step_s, **metrics}
-    return Summary(verdict, "high", "It is.", "Change it.", 20, step_s, step_s / 3, usd, False, means)
+    return Summary(verdict, "high", "It is.", "Change it.", 20, step_s, step_s / 3, usd, means)
 
 
 def table() -> pd.DataFrame:
@@ -98,7 +98,7 @@ def test_a_run_is_summed_up_by_its_own_clock(tmp_path: Path) -> None:
     assert found.step_s == pytest.approx(verdict.signals["step_s"])
     span = (logged.frame["timestamp"].max() - logged.frame["timestamp"].min()).total_seconds() / 60
     assert found.wall_clock_min == pytest.approx(span * found.steps / (found.steps - 1))
-    assert (found.usd, found.rented) == (None, False)
+    assert found.usd is None
     folder.state.write_text(json.dumps({"status": "finished", "usd": 1.5}))
     assert summarise(folder, recipe, logged.frame, recipe).usd == 1.5
 
