@@ -173,7 +173,7 @@ def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.") -> HTML:
     kinds = [' class="number"' if pd.api.types.is_numeric_dtype(frame[name]) else "" for name in frame.columns]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(frame.columns, kinds, strict=True))
     rows = [
-        "".join(f"<td{kind}>{escape(_plain(value))}</td>" for value, kind in zip(row, kinds, strict=True))
+        "".join(f"<td{kind}>{_unbroken(escape(_plain(value)))}</td>" for value, kind in zip(row, kinds, strict=True))
         for row in frame.itertuples(index=False)
     ]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -202,6 +202,11 @@ def _html(text: str) -> HTML:
 
 def _difference(after: float | None, before: float | None) -> float | None:
     return None if after is None else after - (before or 0)
+
+
+def _unbroken(text: str) -> str:
+    """No line break between a number and its unit."""
+    return text.replace(" %", "&nbsp;%")
 
 
 def _plain(value: object) -> str:
