@@ -15,10 +15,12 @@ from IPython.display import HTML
 
 from rlkit.chart import BLUE, GREEN, GREY, PURPLE, VERMILLION
 from rlkit.diagnosis import Verdict
+from rlkit.errors import BadInput
 from rlkit.figures import PHASES
 from rlkit.preflight import Finding
 from rlkit.previous_run import PreviousRun
 from rlkit.recipe import Recipe
+from rlkit.tracking import list_runs
 from rlkit.wording import number, percent
 
 # Below this share of the bar its number does not fit in; the legend has it anyway.
@@ -115,6 +117,19 @@ def changes(previous: PreviousRun | None, recipe: Recipe | None) -> HTML:
     return _html(f"{note(count).data}{table(found).data}")
 
 
+def runs(project: str, source: str = "") -> pd.DataFrame:
+    """The runs of a trackio project, newest first; none where the project cannot be read from here."""
+    try:
+        known = list_runs(project, source or None)
+    except BadInput:
+        return pd.DataFrame()
+    rows = [
+        (row["name"], row["steps"], *(_moment(row[time]) for time in ("created", "last_update")))
+        for row in known.iloc[::-1].to_dict("records")
+    ]
+    return pd.DataFrame(rows, columns=["Run", "Steps", "Started (UTC)", "Last step (UTC)"])
+
+
 def pairs(values: Mapping[str, object], names: tuple[str, str]) -> pd.DataFrame:
     """A mapping as a frame of two columns called `names`."""
     return pd.DataFrame([(key, _plain(value)) for key, value in values.items()], columns=list(names))
@@ -202,6 +217,10 @@ def _html(text: str) -> HTML:
 
 def _difference(after: float | None, before: float | None) -> float | None:
     return None if after is None else after - (before or 0)
+
+
+def _moment(time: pd.Timestamp) -> str:
+    return "unknown" if pd.isna(time) else f"{time:%Y-%m-%d %H:%M}"
 
 
 def _unbroken(text: str) -> str:

@@ -52,7 +52,9 @@ def photograph(report: Path) -> bytes:
         page.wait_for_function("document.querySelectorAll('.rlkit-figure svg.main-svg').length > 0")
         shot = page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT}, full_page=True)
     small = io.BytesIO()
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(small, "PNG", optimize=True)
+    Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(
+        small, "PNG", optimize=True
+    )
     if small.tell() > MOST_BYTES:
         raise SystemExit(f"error: the picture has {small.tell():,} bytes, more than {MOST_BYTES:,}")
     return small.getvalue()
