@@ -134,4 +134,4 @@ def test_pairs_write_values_plainly(value: object, text: str) -> None:
 def test_commands_line_their_comments_up_and_are_escaped_as_folded_text_is() -> None:
     html = display.commands({"rlkit run <a>": "one", "ls": "two"}).data
     assert html == "<pre>rlkit run &lt;a&gt;  # one\nls             # two</pre>"
-    assert "<pre>a: &lt;b&gt;</pre>" in display.folded("Recipe", "a: <b>").data
+    assert ">a: &lt;b&gt;</pre>" in display.folded("Recipe", "a: <b>").data
