@@ -15,10 +15,12 @@ from IPython.display import HTML
 
 from rlkit.chart import BLUE, GREEN, GREY, PURPLE, VERMILLION
 from rlkit.diagnosis import Verdict
+from rlkit.errors import BadInput
 from rlkit.figures import PHASES
 from rlkit.preflight import Finding
 from rlkit.previous_run import PreviousRun
 from rlkit.recipe import Recipe
+from rlkit.tracking import list_runs
 from rlkit.wording import number, percent
 
 # Below this share of the bar its number does not fit in; the legend has it anyway.
@@ -115,6 +117,19 @@ def changes(previous: PreviousRun | None, recipe: Recipe | None) -> HTML:
     return _html(f"{note(count).data}{table(found).data}")
 
 
+def runs(project: str, source: str = "") -> pd.DataFrame:
+    """The runs of a trackio project, newest first; none where the project cannot be read from here."""
+    try:
+        known = list_runs(project, source or None)
+    except BadInput:
+        return pd.DataFrame()
+    rows = [
+        (row["name"], row["steps"], *(_moment(row[time]) for time in ("created", "last_update")))
+        for row in known.iloc[::-1].to_dict("records")
+    ]
+    return pd.DataFrame(rows, columns=["Run", "Steps", "Started (UTC)", "Last step (UTC)"])
+
+
 def pairs(values: Mapping[str, object], names: tuple[str, str]) -> pd.DataFrame:
     """A mapping as a frame of two columns called `names`."""
     return pd.DataFrame([(key, _plain(value)) for key, value in values.items()], columns=list(names))
@@ -175,7 +190,7 @@ def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.", links: Sequ
         return note(when_empty)
     kinds = [' class="number"' if pd.api.types.is_numeric_dtype(frame[name]) else "" for name in frame.columns]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(frame.columns, kinds, strict=True))
-    cells = [[escape(_plain(value)) for value in row] for row in frame.itertuples(index=False)]
+    cells = [[_unbroken(escape(_plain(value))) for value in row] for row in frame.itertuples(index=False)]
     for row, link in zip(cells, links, strict=False):
         row[0] = f'<a href="{escape(link)}">{row[0]}</a>'
     rows = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in cells]
@@ -205,6 +220,15 @@ def _html(text: str) -> HTML:
 
 def _difference(after: float | None, before: float | None) -> float | None:
     return None if after is None else after - (before or 0)
+
+
+def _moment(time: pd.Timestamp) -> str:
+    return "unknown" if pd.isna(time) else f"{time:%Y-%m-%d %H:%M}"
+
+
+def _unbroken(text: str) -> str:
+    """No line break between a number and its unit."""
+    return text.replace(" %", "&nbsp;%")
 
 
 def _plain(value: object) -> str:

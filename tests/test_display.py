@@ -1,5 +1,6 @@
 """What notebooks show beside figures, read back as text."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from rlkit import display
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.figures import PHASES
 from rlkit.preflight import Finding
+from rlkit.tracking import write_run
 
 
 def verdict(run: str = "trainer-bound-run") -> Verdict:
@@ -21,6 +23,15 @@ def verdict(run: str = "trainer-bound-run") -> Verdict:
 
 def shown(html: HTML) -> Page:
     return Page(html.data)
+
+
+def test_the_runs_of_a_project_newest_first() -> None:
+    for name, day in (("older", 5), ("newer", 6)):
+        write_run("shared", name, [{"global_step": 3.0, "reward": 0.5}], [datetime(2026, 1, day, 12, tzinfo=UTC)])
+    table = display.runs("shared")
+    assert table["Run"].tolist() == ["newer", "older"]
+    assert table["Started (UTC)"].tolist() == ["2026-01-06 12:00", "2026-01-05 12:00"]
+    assert display.runs("nothing").empty
 
 
 def test_the_headline_is_one_bold_sentence_with_the_verdict_its_numbers_and_the_next_action() -> None:
@@ -123,4 +134,4 @@ def test_pairs_write_values_plainly(value: object, text: str) -> None:
 def test_commands_line_their_comments_up_and_are_escaped_as_folded_text_is() -> None:
     html = display.commands({"rlkit run <a>": "one", "ls": "two"}).data
     assert html == "<pre>rlkit run &lt;a&gt;  # one\nls             # two</pre>"
-    assert "<pre>a: &lt;b&gt;</pre>" in display.folded("Recipe", "a: <b>").data
+    assert ">a: &lt;b&gt;</pre>" in display.folded("Recipe", "a: <b>").data

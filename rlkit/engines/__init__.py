@@ -3,7 +3,7 @@
 base.py    what an engine is: Event, Outcome        local.py         processes on this machine
 jobs.py    one process with its log                 guard.py         ends the jobs when the engine is killed
 lock.py    one engine per run folder                state.py         whether the run goes on, or how it ended
-stopping.py  how a run is ended from outside
+stopping.py  how a run is ended from outside      background.py  a run started beside a notebook's kernel
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 checkpoint.py  what a run in a folder resumes from
 step_lines.py  the steps that a trainer adds to its file
