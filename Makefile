@@ -54,6 +54,7 @@ bench-cap-http: $(INSTALLED) ## the published law on emulated replicas behind th
 	$(BIN)/python tests/bench/cap_http.py $(if $(JSON),--json)
 
 bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
+bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics, and of one of 10,000 steps
 	$(BIN)/python tests/bench/diagnose.py
 
 # vllm-router: pip install vllm-router==0.1.17 into an environment of its own, VLLM_ROUTER=path of its command.

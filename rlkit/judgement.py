@@ -52,10 +52,16 @@ SCORING_BUSY = 0.85
 SCORING_OFTEN = 0.6
 GROUPS_IN_LINE = 4.0
 
+# One group is scored at a time; more than this much of the time is another unit, or another run's figure.
+IMPOSSIBLE_BUSY = 1.5
+
 # Two sides of this leverage or less apart (rlkit.leverage) change places from run to run, and from one seed to another;
 # this far apart they never did in the tuning half of simulated runs.
 NEAR = 0.1
 FAR = 0.25
+
+# Time of this part of the step that nobody explains may be what bounds the run.
+LARGE_PART = 1 / 3
 
 # Groups that wait to be scored in most of the steps, where it is not known for how long one is.
 SCORES_MOSTLY_BLOCKED = 0.5
@@ -181,6 +187,9 @@ def _contradiction(signals: Signals, wait: float) -> Judgement | None:
 def _sure(margin: float, signals: Signals) -> Confidence:
     if margin < NEAR:
         return "low"
+    # A sync that was not logged is in what nobody explains.
+    if signals.weight_sync_s is None and signals.shares["other"] >= NEAR:
+        return "low" if signals.shares["other"] >= LARGE_PART else "medium"
     return "high" if margin >= FAR and signals.steps >= MANY_STEPS else "medium"
 
 
@@ -237,6 +246,8 @@ def _less_sure(judgement: Judgement) -> Judgement:
 
 def _scores_all_the_time(signals: Signals) -> bool:
     if signals.score_busy is not None:
+        if signals.score_busy > IMPOSSIBLE_BUSY:
+            return False
         waits, line = (signals.wait_share or 0.0) >= NO_WAIT, signals.score_wait_s or 0.0
         queues = line >= GROUPS_IN_LINE * (signals.score_s or 0.0) > 0 and not held_back(signals)
         return waits and signals.score_busy >= (SCORING_OFTEN if queues else SCORING_BUSY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlkit.judgement import (
     BRIM,
+    IMPOSSIBLE_BUSY,
     LONG_WAIT,
     NO_WAIT,
     SCORING_BUSY,
@@ -71,6 +72,9 @@ def contradictions(signals: Signals) -> list[str]:
     size, most = signals.queue_size, signals.queue_maxsize
     if size is not None and most is not None and size > most:
         found.append(f"The queue holds {size:,.0f} samples, and rollout.queue_maxsize allows {most:,.0f}.")
+    busy = signals.score_busy
+    if busy is not None and busy > IMPOSSIBLE_BUSY:
+        found.append(f"Groups are scored for {percent(busy)} of the time, and only one is at a time.")
     running, admitted = signals.vllm_running, signals.admitted
     if running is not None and admitted is not None and running > READING_SLACK * admitted + 1:
         found.append(f"The servers run {running:,.0f} requests, and {admitted:,.0f} rollouts are admitted.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,10 @@ import pytest
 from recorded_runs import recipe, recorded
 
 from rlkit.diagnosis import Verdict, diagnose
+from rlkit.evaluation.interventions import logged
+from rlkit.evaluation.scenarios import scenarios
 from rlkit.recipe import Recipe
+from rlkit.simulation.simulate import simulate
 
 TRUTH = {"trainer-bound-run": "trainer", "learning-run": "generation"}
 READ = ("perf/step_s", "perf/fwd_bwd_s", "perf/rollout_wait_s", "perf/weight_sync_s", "sample/rollout_queue_size",
@@ -85,6 +89,40 @@ def test_a_constant_column_is_no_other_side_for_sure(run: str) -> None:
     for name in READ:
         for value in (0.0, 1.0):
             not_surely_wrong(run, frame.assign(**{name: value}))
+
+
+OF_SERVERS = ("rollout/replica_speed_spread", "rollout/replica_load_spread", "rollout/kv_cache_usage",
+              "rollout/vllm_queued_requests", "rollout/vllm_preemptions_total", "rollout/score_s",
+              "rollout/score_wait_s")  # fmt: skip
+
+# Scenarios of the evaluation by number, and what interventions show to bound each.
+SIMULATED = {7: "sync", 10: "trainer", 18: "scoring", 23: "generation"}
+
+
+@cache
+def simulated(number: int) -> tuple[pd.DataFrame, Recipe]:
+    """A run with every metric that the worker logs."""
+    scenario = scenarios(number + 1, seed=11)[number]
+    return logged(scenario, simulate(scenario.setup(40, 0), 0)), scenario.recipe
+
+
+@pytest.mark.parametrize("number", SIMULATED)
+def test_any_metric_of_a_simulated_run_may_be_missing(number: int) -> None:
+    frame, recipe = simulated(number)
+    assert diagnose(frame, recipe).bound == SIMULATED[number]
+    for name in frame.columns.drop("timestamp"):
+        verdict = diagnose(frame.drop(columns=name), recipe)
+        right = verdict.bound in (SIMULATED[number], "balanced", "undetermined")
+        assert right or verdict.confidence != "high", name
+
+
+@pytest.mark.parametrize("name", OF_SERVERS)
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e9, np.inf])
+def test_a_constant_of_the_servers_is_no_other_side_for_sure(name: str, value: float) -> None:
+    frame, recipe = simulated(23)
+    verdict = diagnose(frame.assign(**{name: value}), recipe)
+
+    assert verdict.bound in ("generation", "balanced", "undetermined") or verdict.confidence != "high"
 
 
 def test_a_run_whose_last_step_never_came_has_stalled() -> None:

@@ -1,7 +1,8 @@
 """How long from a trackio run to its verdict: python tests/bench/diagnose.py [--rounds N] [--server] [--json]
 
 Writes one run (500 steps, 100 metrics) to a temporary trackio folder, then times load_run and diagnose, imports not
-included. `--server` reads it through a trackio server of this machine instead of from the folder.
+included. `--server` reads it through a trackio server of this machine instead of from the folder. Then it times the
+diagnosis alone, of a frame of ten thousand steps.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from rlkit.diagnosis import diagnose
-from rlkit.recipe import load_recipe
+from rlkit.recipe import Recipe, load_recipe
 from rlkit.tracking import load_run, write_run
 
 LIMIT_S = 2.0  # what a person at a prompt is asked to wait, imports not counted
+LONG_STEPS, LONG_LIMIT_S = 10_000, 1.0  # a verdict of the longest run may not keep a notebook waiting
 RECIPE = Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml"
 
 # The metrics a verdict reads, near the values of the published run 1; the rest of the hundred only has to be carried.
@@ -59,8 +62,19 @@ def rows(steps: int, metrics: int) -> list[dict[str, float]]:
     return logged
 
 
+def seconds_of_a_long_run(rounds: int, metrics: int, recipe: Recipe) -> list[float]:
+    """Seconds that `diagnose` takes for LONG_STEPS steps."""
+    frame = pd.DataFrame(rows(LONG_STEPS, metrics)).set_index("global_step")
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        diagnose(frame, recipe)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; exit code 1 when the median is over the limit."""
+    """Run the benchmark; exit code 1 when a median is over its limit."""
     parser = argparse.ArgumentParser(description="Seconds from a trackio run to its verdict")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=500)
@@ -88,15 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verdict = diagnose(run.frame, run.recipe)
             seconds.append(time.perf_counter() - begin)
     median = statistics.median(seconds)
+    long_run = statistics.median(seconds_of_a_long_run(options.rounds, options.metrics, recipe))
     if options.json:
         result = {"median_s": median, "rounds_s": seconds, "limit_s": LIMIT_S, "steps": len(run.frame),
-                  "metrics": run.frame.shape[1] - 1, "bound": verdict.bound}  # fmt: skip
+                  "metrics": run.frame.shape[1] - 1, "bound": verdict.bound, "long_steps": LONG_STEPS,
+                  "long_median_s": long_run, "long_limit_s": LONG_LIMIT_S}  # fmt: skip
         print(json.dumps(result))
     else:
         print(f"{len(run.frame)} steps x {run.frame.shape[1] - 1} metrics to a verdict ({verdict.bound}-bound):")
         spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
         print(f"median {median:.3f} s of {len(seconds)} rounds ({spread}), limit {LIMIT_S} s")
-    return 0 if median <= LIMIT_S else 1
+        print(f"{LONG_STEPS:,} steps diagnosed: median {long_run:.3f} s, limit {LONG_LIMIT_S} s")
+    return 0 if median <= LIMIT_S and long_run <= LONG_LIMIT_S else 1
 
 
 if __name__ == "__main__":
