@@ -205,12 +205,12 @@ def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkey
 
 def test_what_if_without_a_hand_on_it_shows_the_recipe_and_two_settings_at_once(tmp_path: Path) -> None:
     local = str(TESTS.parent / "runs" / "local.yaml")
-    values = {"recipe": local, "overrides": ["train.steps=12"], "across": "queue", "up": "sync_steps"}
+    values = {"recipe": local, "overrides": ["train.steps=12"], "across": "token_budget", "up": "replicas"}
     page = rendered(WHAT_IF, values, tmp_path)
     assert "the recipe as it is" in page.text
     assert len(page.images) == 3  # the front, the map, the front of the map
     assert page.images[0].endswith(" replicas.")
-    assert page.images[1].startswith("Mean step_s of 25 points: lowest ")
+    assert page.images[1].startswith("Mean step_s of 16 points: lowest ")
     assert "two cores that trainer and replicas share" in page.text
 
 
