@@ -46,9 +46,9 @@ class Plan:
 
 
 def recipes_under(folder: Path) -> list[Path]:
-    """The recipes (YAML) under a folder, without those that runs left there, in order."""
+    """The recipes (YAML) under a folder, without those that runs left there (out) and grids (sweeps), in order."""
     found = (path for path in folder.rglob("*.yaml") if not path.name.startswith("."))
-    return sorted(path for path in found if "out" not in path.relative_to(folder).parts)
+    return sorted(path for path in found if not {"out", "sweeps"} & set(path.relative_to(folder).parts))
 
 
 def field_text(recipe: Recipe, field: str) -> str:

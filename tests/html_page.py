@@ -28,7 +28,7 @@ class Page(HTMLParser):
         self._bold += tag == "strong"
         given = dict(attrs)
         self._script = (given.get("id") or "") if tag == "script" else None
-        if given.get("class") == "plot":
+        if given.get("class") == "plot" or (tag == "svg" and given.get("role") == "img"):
             self.images.append(given.get("aria-label") or "")
         for name, value in attrs:
             value = value or ""

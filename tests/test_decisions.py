@@ -58,14 +58,15 @@ def test_a_sync_that_takes_most_of_the_step_bounds_it() -> None:
 
 
 def test_a_sync_near_the_rest_is_named_with_less_confidence() -> None:
-    assert verdict(perf__weight_sync_s=1.05, perf__rollout_wait_s=0.3).confidence == "medium"
+    found = [verdict(perf__weight_sync_s=sync, perf__rollout_wait_s=0.3).confidence for sync in (1.05, 1.6)]
+    assert found[0] != "high" and found[1] == "high"
 
 
 def test_a_sync_between_equals_bounds_the_run() -> None:
     """The trainer hardly waits and the queue is not full: neither side is the slower one."""
     found = verdict(perf__fwd_bwd_s=1.0, perf__rollout_wait_s=0.02, perf__weight_sync_s=0.8)
 
-    assert (found.bound, found.confidence) == ("sync", "medium")
+    assert found.bound == "sync"
     assert verdict(perf__fwd_bwd_s=1.4, perf__rollout_wait_s=0.02, perf__weight_sync_s=0.4).bound == "balanced"
 
 

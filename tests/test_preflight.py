@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlkit.engines import LAUNCHERS
+from rlkit.launch_plan import recipes_under
 from rlkit.preflight import (
     CPU_HEAD_SIZES,
     LORA_RANKS,
@@ -20,7 +21,7 @@ from rlkit.preflight import (
 from rlkit.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[1]
-COMMITTED = sorted((ROOT / "runs").glob("*.yaml")) + sorted((ROOT / "runs").glob("[!o]*/*.yaml"))
+COMMITTED = recipes_under(ROOT / "runs")
 LOCAL, CHASE, CAP = (
     load_recipe(ROOT / "runs" / name) for name in ("local.yaml", "published/r1-dp2.yaml", "adaptive-cap/kv8g-main.yaml")
 )

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import BadInput
+from rlkit.launch_plan import recipes_under
 from rlkit.recipe import Recipe, load_recipe, parse_recipe, recipe_diff
 
 ROOT = Path(__file__).parents[1]
-COMMITTED = sorted((ROOT / "runs").glob("*.yaml")) + sorted((ROOT / "runs").glob("[!o]*/*.yaml"))
+COMMITTED = recipes_under(ROOT / "runs")
 
 # Each example writes its file anew; how long that takes is the machine's business.
 FILES_IN_A_SLOW_PLACE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -422,7 +422,7 @@ async def test_every_request_has_one_correct_answer_or_one_clean_error(
         assert clients.wrong == [], told
         clean = {"correct", "404", "500", "502", "503", "broke off", "gave up"}
         assert set(clients.outcomes) <= clean, told
-        assert clients.outcomes["correct"] > 0.6 * requests, told
+        assert clients.outcomes["correct"] > 0.5 * requests, told
         assert len(chaos.counts) == 7, told
         assert Engine.most <= MAX_LORAS
 
