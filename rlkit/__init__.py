@@ -18,6 +18,9 @@ What people look at while a run goes on, each pure with a thin shell of widgets:
     rlkit.launch_plan a form's fields in, a plan out    rlkit.launch_form  it as widgets, and the start
     rlkit.live_figures two figures of its own           rlkit.previous_run what changed since the run before
     rlkit.report_data what a report says, for machines
+    rlkit.scoreboard  several runs in, one row a run out (scoreboard_text: tables to read)
+    rlkit.overlay     what a figure of several runs shows, chase_figures draws it, run_looks tells runs apart
+    rlkit.five_runs   the published chase run again, walk shows it run by run
 """
 
 __version__ = "0.1.0"

@@ -57,13 +57,20 @@ class PastRun:
             saved = {"rlkit run recipe.yaml": "the same run, with the complete recipe above saved as recipe.yaml"}
             diagnose_it = shlex.join(["rlkit", "diagnose", self.project, "--run", self.name])
             return saved | {diagnose_it: "the verdict alone"}
-        path = self.folder.path.resolve()
-        where = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path
+        recipe = str(Path(self.where) / self.folder.recipe.name)
         return {
-            shlex.join(["rlkit", "run", str(where / self.folder.recipe.name)]): "the same run again, in its own folder",
-            shlex.join(["rlkit", "diagnose", str(where)]): "the verdict alone",
-            shlex.join(["rlkit", "report", str(where)]): "this page",
+            shlex.join(["rlkit", "run", recipe]): "the same run again, in its own folder",
+            shlex.join(["rlkit", "diagnose", self.where]): "the verdict alone",
+            shlex.join(["rlkit", "report", self.where]): "this page",
         }
+
+    @property
+    def where(self) -> str:
+        """What names the run on a command line: its folder, from the checkout if it is in there, or PROJECT/RUN."""
+        if self.folder is None:
+            return f"{self.project}/{self.name}"
+        path = self.folder.path.resolve()
+        return str(path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path)
 
 
 def open_past_run(folder: str = "", project: str = "", name: str = "", source: str = "") -> PastRun:

@@ -51,7 +51,7 @@ def commands(runs: Mapping[str, PastRun]) -> dict[str, str]:
         again = next(iter(run.commands.items()), None)
         if run.folder is not None and again is not None:
             found[again[0]] = f"{name} again, in full"
-    wanted = [str(run.folder.path) if run.folder else f"{run.project}/{run.name}" for run in runs.values()]
+    wanted = [run.where for run in runs.values()]
     return found | {shlex.join(["rlkit", "compare", *wanted, "--out", "page.html"]): "this page"}
 
 

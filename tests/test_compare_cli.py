@@ -10,8 +10,10 @@ from run_folders import log_run, run_folder
 from typer.testing import CliRunner, Result
 
 from rlkit.cli import app
+from rlkit.compare_cli import PAGE
 from rlkit.errors import BadInput
 from rlkit.past_run import open_past_runs
+from rlkit.report import declared_parameters
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +53,22 @@ def test_json_has_numbers_and_null_where_there_is_none() -> None:
     assert told["runs"][1]["usd"] is None
     assert told["weight_syncs"][0]["attempts_3"] == 1
     assert told["routing"][1]["routed"] is None
+
+
+def test_the_page_is_the_notebook_of_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[tuple[object, ...]] = []
+    monkeypatch.setattr("rlkit.report.render_notebook", lambda *given, title: rendered.append(given))
+    run_folder(Path("runs/out/first"))
+    log_run("learning-run", "third")
+    result = compared("first", "recorded/third", "--out", "page.html")
+    assert result.output.splitlines()[-1] == "Page: page.html"
+    ((notebook, values, out),) = rendered
+    assert notebook == PAGE
+    assert PAGE.is_file()
+    # By its folder: the notebook runs in another place.
+    assert values == {"runs": ["runs/out/first", "recorded/third"], "source": ""}
+    assert out == Path("page.html")
+    assert set(declared_parameters(PAGE)) >= {"runs", "source"}
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,7 @@ def test_the_five_runs_are_simulated_and_walked_through(tmp_path: Path) -> None:
     assert not any("not logged" in words for words in page.images)
 
 
+@pytest.mark.slow
 def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rlkit compare --out` renders the same notebook; runs are named from where it is called."""
     run_folder(tmp_path / "first")
@@ -200,7 +201,7 @@ def test_given_runs_are_walked_through_with_their_rewards(tmp_path: Path, monkey
     assert "Nothing changed: the same recipe again." in page.lines
     assert len(page.images) == 5
     assert "Reward (mean): first 0.399, second 0.748." in "".join(page.images)
-    assert "rlkit compare first recorded/second --out page.html" in page.text
+    assert f"rlkit compare {tmp_path / 'first'} recorded/second --out page.html" in page.text
 
 
 def test_what_if_without_a_hand_on_it_shows_the_recipe_and_two_settings_at_once(tmp_path: Path) -> None:
