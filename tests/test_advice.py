@@ -28,12 +28,13 @@ advice.ADVISED_STEPS = 15
 
 
 @cache
-def counsel(name: str, objective: str = "time", learning: bool = False, overrides: tuple[str, ...] = ()) -> Counsel:
+def counsel(
+    name: str, objective: advice.Objective = "time", learning: bool = False, overrides: tuple[str, ...] = ()
+) -> Counsel:
     """Of twenty steps, for the published five hundred."""
     recipe = published(name, *overrides)
     frame = frame_of(simulate(setup_of(recipe)))
-    of = "cost" if objective == "cost" else "time"
-    return advise(frame, recipe, of, learning=learning, steps=500, processes=1)
+    return advise(frame, recipe, objective, learning=learning, steps=500, processes=1)
 
 
 def test_small_rows_are_packed_first() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rlkit import advice, chase_run, cli
+from rlkit import advice, chase_run, cli, machine
 from rlkit.chase import Probe, Rules, Scoreboard
 from rlkit.chase_folder import ChaseFolder
 from rlkit.chase_run import chase
-from rlkit.engines import sim
+from rlkit.engines import launch, sim
 from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.simulation.constants import Physics
@@ -33,6 +33,7 @@ def toy(*overrides: str) -> Recipe:
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "ADVISED_STEPS", 12)
+    monkeypatch.setattr(machine, "cores", lambda: 1)  # starting processes takes longer than so few steps
 
 
 @pytest.mark.usefixtures("few_steps")
@@ -60,7 +61,7 @@ def test_a_chase_on_small_runs_improves_and_leaves_its_chain_behind(tmp_path: Pa
 def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = ChaseFolder(tmp_path / "chase-it")
     launched: list[str] = []
-    really = chase_run.launch
+    really = launch
 
     def counted(recipe: Recipe, folder: Any, *rest: Any, **options: Any) -> Any:
         launched.append(folder.name)
@@ -90,7 +91,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_change_that_cannot_run_is_noted_and_another_one_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = chase_run.launch
+    really = launch
 
     def second_fails(recipe: Recipe, folder: Any, *rest: Any, **options: Any) -> Any:
         if folder.name.endswith("-2"):
@@ -116,7 +117,7 @@ def test_a_first_run_that_cannot_be_ends_in_its_error(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("few_steps")
 def test_a_run_that_is_not_agreed_to_ends_the_chase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    really, asked = chase_run.launch, list[object]()
+    really, asked = launch, list[object]()
 
     def rented(recipe: Recipe, folder: Any, on_event: Any, confirm: Any) -> Any:
         if not confirm("2 USD"):
