@@ -7,7 +7,7 @@ import pytest
 from rlkit.errors import BadInput
 from rlkit.recipe import load_recipe
 from rlkit.simulation import planning
-from rlkit.simulation.planning import Point, _front, _packed, _shapes, usd_per_hour
+from rlkit.simulation.planning import Point, _front, _shapes, packed, usd_per_hour
 
 CHASE = load_recipe(Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml")
 
@@ -34,7 +34,7 @@ def test_a_gpu_costs_what_it_costs_in_the_recipe() -> None:
 
 def test_packing_keeps_the_samples_of_a_step() -> None:
     # The published run took six rows of this size for 150 samples.
-    assert _packed(CHASE, 150) == ["train.token_budget=16384", "train.gradient_accumulation_steps=6"]
+    assert packed(CHASE, 150, 16384) == ["train.token_budget=16384", "train.gradient_accumulation_steps=6"]
 
 
 def test_what_changes_learning_is_left_alone_unless_asked_for() -> None:
