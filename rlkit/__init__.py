@@ -21,6 +21,11 @@ What people look at while a run goes on, each pure with a thin shell of widgets:
     rlkit.scoreboard  several runs in, one row a run out (scoreboard_text: tables to read)
     rlkit.overlay     what a figure of several runs shows, chase_figures draws it, run_looks tells runs apart
     rlkit.five_runs   the published chase run again, walk shows it run by run
+    rlkit.sweep       a grid as data: its points, and which to start next
+    rlkit.sweep_run   each point a notebook's run: sweep_kernels and sweep_nursery start them, sweep_point is inside
+    rlkit.sweep_table one row a point; sweep_figures compares them, sweep_view reads a sweep back
+    rlkit.what_if     a recipe with other settings, predicted; what_if_view has the sliders
+    rlkit.routing_story   where rollouts went and why; routing_figures draws it
 """
 
 __version__ = "0.1.0"

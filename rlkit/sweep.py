@@ -212,7 +212,7 @@ def parallel(engine: str, limits: Limits, cores: int) -> int:
 
 def next_point(waiting: Sequence[Point], running: Sequence[Point], limits: Limits, cores: int) -> Point | None:
     """The first waiting point whose engine has room for one more; None when none has."""
-    busy = [point.recipe.engine for point in running]
+    busy: list[str] = [point.recipe.engine for point in running]
 
     def has_room(engine: str) -> bool:
         return busy.count(engine) < parallel(engine, limits, cores)
@@ -254,8 +254,7 @@ def _combinations(given: SweepFile, source: str) -> Iterable[dict[str, Any]]:
             raise BadInput(f"{source}: train.seed: give it in the grid or as seeds, not both")
         if given.steps is not None and "train.steps" in row:
             raise BadInput(f"{source}: train.steps: give it in the grid or as steps, not both")
-        for seed in given.seeds or [None]:
-            yield row if seed is None else row | {"train.seed": seed}
+        yield from [row | {"train.seed": seed} for seed in given.seeds] or [row]
 
 
 def _product(sizes: Iterable[int]) -> int:

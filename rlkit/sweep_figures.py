@@ -217,8 +217,8 @@ def _best(points: pd.DataFrame, metrics: Sequence[str]) -> str:
     name = next((name for name in metrics if name in points and points[name].notna().any()), None)
     if name is None:
         return ""
-    row = points[name].astype(float).idxmin()
-    return f"Lowest {name}: point {_word(points.at[row, 'point'])} with {_word(points.at[row, name])}."
+    best = points.sort_values(name, kind="stable").iloc[0]
+    return f"Lowest {name}: point {best['point']} with {_word(best[name])}."
 
 
 def _plain(value: float) -> float | None:

@@ -121,7 +121,7 @@ def headline(table: pd.DataFrame) -> str:
     timed = done[done["step_s"].notna()]
     if timed.empty:
         return f"{counted}."
-    best = timed.loc[timed["step_s"].idxmin()]
+    best = timed.sort_values("step_s", kind="stable").iloc[0]
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in done["verdict"].value_counts().items())
     return (
         f"{counted}; the fastest is point {best['point']} with {number(float(best['step_s']))} s a step"
@@ -148,7 +148,7 @@ def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
 def rounded(table: pd.DataFrame) -> pd.DataFrame:
     """The same with three digits of every fraction: more are noise to a reader."""
     fractions = table.select_dtypes("float")
-    return table.assign(**{name: fractions[name].map(lambda value: float(f"{value:.3g}")) for name in fractions})
+    return table.assign(**{str(name): fractions[name].map(lambda value: float(f"{value:.3g}")) for name in fractions})
 
 
 def _minutes(frame: pd.DataFrame) -> float | None:

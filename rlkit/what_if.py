@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 
 import pandas as pd
@@ -125,12 +125,18 @@ class WhatIf:
             raise BadInput(found)
         return found
 
+    @staticmethod
+    def changed(choice: Choice, settings: Mapping[str, float]) -> Choice:
+        """A choice with some settings changed, by their names."""
+        return Choice(**(asdict(choice) | dict(settings)))
+
     def neighbours(self, choice: Choice) -> list[Choice]:
         """Each setting one value up and down: what a front is drawn through, besides all that was tried."""
         found = []
         for name, values in self.options.items():
             at = values.index(getattr(choice, name))
-            found += [replace(choice, **{name: values[i]}) for i in (at - 1, at + 1) if 0 <= i < len(values)]
+            beside = [values[i] for i in (at - 1, at + 1) if 0 <= i < len(values)]
+            found += [self.changed(choice, {name: value}) for value in beside]
         return found
 
     def grid(self, across: str, up: str) -> pd.DataFrame:
@@ -146,7 +152,7 @@ class WhatIf:
         rows = []
         for number, values in enumerate(product(options[across], options[up]), 1):
             try:
-                found = self.predict(replace(self.start, **dict(zip((across, up), values, strict=True))))
+                found = self.predict(self.changed(self.start, dict(zip((across, up), values, strict=True))))
             except BadInput:
                 continue
             rows.append({"point": number, "status": "done", "verdict": found.verdict.bound} | as_row(found))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -74,7 +73,7 @@ class WhatIfView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
     @property
     def choice(self) -> Choice:
         """What the sliders say."""
-        return replace(self.model.start, **{name: slider.value for name, slider in self.sliders.items()})
+        return self.model.changed(self.model.start, {name: slider.value for name, slider in self.sliders.items()})
 
     def show(self, choice: Choice) -> None:
         """Predict a choice and show it with the front of all that is known."""
