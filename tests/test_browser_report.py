@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import unicodedata
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -89,9 +90,10 @@ def test_the_printed_page_has_every_figure(report: Path, tmp_path: Path) -> None
     pdf = tmp_path / "report.pdf"
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     options += ["--no-pdf-header-footer", "--virtual-time-budget=30000", f"--print-to-pdf={pdf}"]
-    subprocess.run([chromium(), *options, report.as_uri()], check=True, capture_output=True, timeout=120)
+    subprocess.run([chromium(), *options, report.as_uri()], check=True, capture_output=True, timeout=300)
     pages = PdfReader(pdf).pages
-    text = " ".join(" ".join(page.extract_text().split()) for page in pages)
+    words = " ".join(" ".join(page.extract_text().split()) for page in pages)
+    text = unicodedata.normalize("NFKC", words)  # fonts set ffi and fl as one letter
     html = report.read_text(encoding="utf-8")
     titles = [title for title in re.findall(r"<h3>(.*?)</h3>", html) if title]
     assert len(titles) == 9
