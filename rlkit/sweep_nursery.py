@@ -35,6 +35,9 @@ WARM = (
 # What starts threads when it is imported, told not to: a fork has only the one that forks.
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
+# Plotly looks for a notebook when it is imported, and here there is none yet: a figure would be shown as its repr.
+NOTEBOOK_FIGURES = {"PLOTLY_RENDERER": "plotly_mimetype"}
+
 # `python -m ipykernel_launcher` and the options that follow it.
 _LAUNCHER = "ipykernel_launcher"
 
@@ -78,7 +81,7 @@ class Nursery:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=dict(os.environ) | SINGLE_THREADED | {"PYTHONPATH": _import_path()},
+                env=dict(os.environ) | SINGLE_THREADED | NOTEBOOK_FIGURES | {"PYTHONPATH": _import_path()},
                 start_new_session=True,  # Ctrl-C is for the sweep, which stops its kernels itself
             )
         return self._process
