@@ -232,7 +232,7 @@ def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
     if judgement.bound not in ("generation", "balanced"):
         return judgement
     if (signals.dropped_per_trained or 0.0) >= MANY_THROWN_AWAY:
-        judgement = _less_sure(judgement)  # the trainer may be waiting for samples that are not too old
+        judgement = replace(judgement, confidence="low")  # the trainer may be waiting for samples that are not too old
     if _scores_all_the_time(signals):
         if (signals.wait_share or 0.0) < 2 * NO_WAIT:
             judgement = _less_sure(judgement)

@@ -54,7 +54,8 @@ FULL = 0.6
 
 def flushed(signals: Signals) -> bool:
     """Whether the trainer waits in front of a full queue because what is in it is too old."""
-    full = signals.queue_fill is not None and signals.queue_fill >= FULL
+    # A queue that is used up within a step has no reading of its own; that rollouts are held back says it was full.
+    full = signals.queue_fill is None or signals.queue_fill >= FULL
     return full and _held_back(signals) and (signals.dropped_per_trained or 0.0) >= FLUSHED
 
 

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlkit.leverage import LEAST_LEVERAGE, flushed, leverage
+from rlkit.signals import Signals
+
+
+def signals(wait: float, sync: float, fill: float | None, blocked: float = 0.0, dropped: float = 0.0) -> Signals:
+    """Of a run that computes whenever it neither waits nor syncs."""
+    shares = {"forward_backward": 1 - wait - sync, "rollout_wait": wait, "weight_sync": sync, "optimizer": 0.0,
+              "other": 0.0}  # fmt: skip
+    return Signals(steps=30, shares=shares, step_s=10.0, wait_share=wait, sync_share=sync, queue_fill=fill,
+                   blocked_steps=blocked, dropped_per_trained=dropped)  # fmt: skip
+
+
+def test_without_the_parts_of_a_step_nothing_is_said() -> None:
+    assert leverage(Signals(wait_share=0.3)) is None
+    assert leverage(replace(signals(0.1, 0.1, 0.5), wait_share=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("wait", "sync", "fill", "first"),
+    [
+        (0.0, 0.1, 1.0, "trainer"),
+        (0.6, 0.1, 0.05, "generation"),
+        (0.0, 0.6, 1.0, "sync"),
+        (0.2, 0.6, 0.05, "sync"),
+        # As simulated: what generation can save is what the trainer waits, whatever the queue says.
+        (0.088, 0.12, 0.64, "generation"),
+        (0.033, 0.5, 0.33, "sync"),
+        (0.002, 0.17, 0.63, "trainer"),
+    ],
+)
+def test_the_side_that_the_step_hangs_on(wait: float, sync: float, fill: float, first: str) -> None:
+    found = leverage(signals(wait, sync, fill))
+
+    assert found is not None
+    assert max(found, key=lambda side: found[side]) == first
+    assert all(0 <= value <= 1 for value in found.values())
+
+
+def test_sides_of_one_speed_have_no_leverage() -> None:
+    found = leverage(signals(0.018, 0.1, 0.12))
+
+    assert found is not None
+    assert max(found.values()) < LEAST_LEVERAGE
+
+
+def test_what_every_step_waits_is_fetching() -> None:
+    waiting = signals(0.012, 0.1, 1.0)
+    fetching = leverage(replace(waiting, least_wait_share=0.012))
+    starving = leverage(replace(waiting, least_wait_share=0.0))
+
+    assert fetching is not None
+    assert starving is not None
+    assert (fetching["generation"], fetching["trainer"]) == (0.0, pytest.approx(0.888))
+    assert starving["trainer"] < fetching["trainer"] / 2
+
+
+def test_a_queue_of_samples_that_are_too_old_is_the_trainer_s() -> None:
+    stale = signals(0.07, 0.15, 1.0, blocked=1.0, dropped=0.5)
+
+    assert flushed(stale)
+    found = leverage(stale)
+    assert found is not None
+    assert max(found, key=lambda side: found[side]) == "trainer"
+    assert flushed(replace(stale, queue_fill=None))
+    assert not flushed(replace(stale, dropped_per_trained=0.0))
+    assert not flushed(replace(stale, blocked_steps=0.1))
+
+
+def test_a_wait_for_samples_that_are_thrown_away_is_not_all_generation_s() -> None:
+    clean, wasteful = (leverage(signals(0.05, 0.1, 0.2, dropped=dropped)) for dropped in (0.0, 0.3))
+
+    assert clean is not None
+    assert wasteful is not None
+    assert wasteful["generation"] == pytest.approx(0.7 * clean["generation"])
