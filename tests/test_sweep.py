@@ -184,7 +184,7 @@ def test_rented_points_keep_to_what_all_may_cost() -> None:
 
 
 def test_the_recipes_in_git_make_sweeps() -> None:
-    chase = load_sweep(ROOT / "grids" / "chase.yaml")
+    chase = load_sweep(ROOT / "runs" / "sweeps" / "chase.yaml")
     assert len(chase.points) == 200
     assert {point.recipe.engine for point in chase.points} == {"sim"}
-    assert len(load_sweep(ROOT / "grids" / "in-flight.yaml").points) == 6
+    assert len(load_sweep(ROOT / "runs" / "sweeps" / "in-flight.yaml").points) == 6

@@ -24,7 +24,7 @@ from rlkit import machine
 from rlkit.sweep import load_sweep
 from rlkit.sweep_run import SweepFolder, run_sweep
 
-GRID = Path(__file__).parents[2] / "grids" / "chase.yaml"
+GRID = Path(__file__).parents[2] / "runs" / "sweeps" / "chase.yaml"
 WANTED_S = 600
 LOOK_EVERY_S = 0.1
 # Points run a second time, to compare: every tenth.
