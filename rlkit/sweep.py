@@ -1,7 +1,7 @@
 """A sweep as data: a grid of recipe fields and notebook parameters in, checked points out, and which to start next.
 
-    recipe: ../runs/local.yaml        # relative to the grid's own file
-    notebook: ../notebooks/point.ipynb  # left out: this one, which runs the recipe and shows its verdict
+    recipe: ../local.yaml             # relative to the grid's own file
+    notebook: ../../notebooks/point.ipynb  # left out: this one, which runs the recipe and shows its verdict
     grid:                             # every combination
       rollout.max_inflight_tasks: [32, 64]
       serve.replicas: [1, 2]
