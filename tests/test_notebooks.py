@@ -235,16 +235,12 @@ def test_a_sweep_is_run_shown_and_linked(tmp_path: Path) -> None:
         assert len(point.images) == 3
 
 
-def test_routing_is_shown_of_a_run_and_of_a_simulated_one(tmp_path: Path) -> None:
+def test_routing_is_shown_with_one_request_block_by_block(tmp_path: Path) -> None:
     local = TESTS.parent / "runs" / "local.yaml"
     page = rendered(ROUTING, {"recipe": str(local), "steps": 8}, tmp_path)
     assert " rollouts went to the replica that has served their prompt, " in page.first_bold
     assert {"decides", "shared by prompts", "spilled: the one that has is too far ahead"} <= set(page.lines)
     assert len(page.images) == 3
-    folder = run_folder(tmp_path / "measured")
-    page = rendered(ROUTING, {"folder": str(folder.path)}, tmp_path)
-    assert page.first_bold.startswith("87 % of 6,040 rollouts ")
-    assert "each decision: recorded of simulated runs only in this run." in page.images
 
 
 def rendered(notebook: Path, values: dict[str, Any], tmp_path: Path) -> Page:
