@@ -74,20 +74,20 @@ def _measured(
     recipe = load_recipe(place.recipe(probe))
     short = recipe.with_overrides([f"train.steps={board.probe_steps}"])
     folder = place.run(probe.number)
-    asked: list[object] = []
+    refused: list[object] = []
 
     def ask(price: object) -> bool:
-        agreed = confirm(price)
-        if not agreed:
-            asked.append(price)
-        return agreed
+        refused.append(price)  # until it is agreed to: nobody may be there to be asked, which is an error
+        if confirm(price):
+            refused.clear()
+        return not refused
 
     try:
         if read_state(folder).get("status") != "finished":
             launch(short, folder, on_event, confirm=ask)
         verdict = write_results(short, folder, report=False)
     except (RunFailed, BadInput) as error:
-        if asked or probe.parent is None:
+        if refused or probe.parent is None:
             raise
         return replace(probe, failure=str(error).splitlines()[0])
     except (KeyboardInterrupt, SystemExit):
