@@ -24,12 +24,12 @@ from rlkit.judgement import (
     judge,
     queue_state,
     queue_words,
-    scoring_words,
     undetermined,
     wait_words,
 )
 from rlkit.recipe import Recipe
 from rlkit.rows import in_order
+from rlkit.scoring import scoring_words
 from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
 from rlkit.stall import stalled
 from rlkit.timeline import Stretch, timeline

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, LITTLE_LEVERAGE, MOSTLY_BLOCKED, flushed, leverage
+from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, LITTLE_LEVERAGE, NO_WAIT, flushed, held_back, leverage
+from rlkit.scoring import scores_all_the_time, scoring_words
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
 Bound = Literal["trainer", "generation", "sync", "scoring", "balanced", "stalled", "undetermined"]
 Confidence = Literal["high", "medium", "low"]
-
-# A trainer that waits for less than this is not short of samples. Published trainer-bound runs wait for under 1 % of
-# the step, a real one on two cores for 1 %; fetching a ready sample is never quite free.
-NO_WAIT = 0.05
 
 # From here on the trainer is short of samples whatever an average of the queue says: groups arrive in bursts, and a
 # mean over bursts is neither empty nor full.
@@ -44,17 +41,6 @@ MANY_THROWN_AWAY = 0.5
 # A queue of less than two steps' samples is full before a step and used up within it.
 STEPS_IN_QUEUE = 2.0
 
-# A reward that is being computed for this much of the time cannot do more: one group is scored at a time.
-SCORING_BUSY = 0.85
-
-# While the score loop waits for room in a full queue it scores nothing, so that a slow reward may be busy for less of
-# the time; a line of groups in front of it still tells. In simulated runs it was ten groups and more, or none.
-SCORING_OFTEN = 0.6
-GROUPS_IN_LINE = 4.0
-
-# One group is scored at a time; more than this much of the time is another unit, or another run's figure.
-IMPOSSIBLE_BUSY = 1.5
-
 # Two sides of this leverage or less apart (rlkit.leverage) change places from run to run, and from one seed to another;
 # this far apart they never did in the tuning half of simulated runs.
 NEAR = 0.1
@@ -62,9 +48,6 @@ FAR = 0.25
 
 # Time of this part of the step that nobody explains may be what bounds the run.
 LARGE_PART = 1 / 3
-
-# Groups that wait to be scored in most of the steps, where it is not known for how long one is.
-SCORES_MOSTLY_BLOCKED = 0.5
 
 # A sample that is older than its rollout took by less than a version was trained on in the step in which it was ready.
 QUEUED_VERSIONS = 1.0
@@ -110,11 +93,6 @@ def judge(signals: Signals) -> Judgement:
         return judgement
     doubt = f"the phases add up to {percent(excess)} of perf/step_s, so these numbers are not of one kind"
     return replace(judgement, reason=f"{judgement.reason}; {doubt}", confidence="low")
-
-
-def held_back(signals: Signals) -> bool:
-    """Whether finished rollouts found the queue full in most of the steps."""
-    return signals.blocked_steps is not None and signals.blocked_steps >= MOSTLY_BLOCKED
 
 
 def wait_words(signals: Signals) -> str:
@@ -233,7 +211,7 @@ def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
         return judgement
     if (signals.dropped_per_trained or 0.0) >= MANY_THROWN_AWAY:
         judgement = replace(judgement, confidence="low")  # the trainer may be waiting for samples that are not too old
-    if _scores_all_the_time(signals):
+    if scores_all_the_time(signals):
         if (signals.wait_share or 0.0) < 2 * NO_WAIT:
             judgement = _less_sure(judgement)
         return replace(judgement, bound="scoring", reason=f"{scoring_words(signals)}, and {judgement.reason}")
@@ -242,23 +220,6 @@ def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
 
 def _less_sure(judgement: Judgement) -> Judgement:
     return replace(judgement, confidence="low" if judgement.confidence == "low" else "medium")
-
-
-def _scores_all_the_time(signals: Signals) -> bool:
-    if signals.score_busy is not None:
-        if signals.score_busy > IMPOSSIBLE_BUSY:
-            return False
-        waits, line = (signals.wait_share or 0.0) >= NO_WAIT, signals.score_wait_s or 0.0
-        queues = line >= GROUPS_IN_LINE * (signals.score_s or 0.0) > 0 and not held_back(signals)
-        return waits and signals.score_busy >= (SCORING_OFTEN if queues else SCORING_BUSY)
-    return (signals.score_blocked_steps or 0.0) >= SCORES_MOSTLY_BLOCKED and not signals.blocked_steps
-
-
-def scoring_words(signals: Signals) -> str:
-    """`a group is being scored 97 % of the time`."""
-    if signals.score_busy is not None:
-        return f"a group is being scored {percent(min(1.0, signals.score_busy))} of the time"
-    return f"groups wait for the reward in {percent(signals.score_blocked_steps or 0.0)} of the steps"
 
 
 def _without_wait(signals: Signals) -> Judgement:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from rlkit.judgement import (
     BRIM,
-    IMPOSSIBLE_BUSY,
     LONG_WAIT,
-    NO_WAIT,
-    SCORING_BUSY,
     Judgement,
-    held_back,
     queue_state,
     queue_words,
     wait_words,
 )
-from rlkit.leverage import CATCHES_UP, FULL
+from rlkit.leverage import CATCHES_UP, FULL, NO_WAIT, held_back
+from rlkit.scoring import IMPOSSIBLE_BUSY, SCORING_BUSY
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import percent
 

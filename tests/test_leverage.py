@@ -56,7 +56,8 @@ def test_what_every_step_waits_is_fetching() -> None:
 
     assert fetching is not None
     assert starving is not None
-    assert (fetching["generation"], fetching["trainer"]) == (0.0, pytest.approx(0.888))
+    assert fetching["generation"] == 0.0
+    assert fetching["trainer"] == pytest.approx(0.888)
     assert starving["trainer"] < fetching["trainer"] / 2
 
 
