@@ -1,5 +1,5 @@
 """`python -m rlkit`: the command line."""
 
-from rlkit.cli import app
+from rlkit.entry import main
 
-app()
+main()

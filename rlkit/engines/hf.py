@@ -145,6 +145,7 @@ class _HfRun:
                 self._start_missing()
             self._train()
             self._phase("cancelling the replicas")
+            self._cancel_all()
         except BaseException:
             self._on_event(Event("log", text="cancelling all Jobs of this run"))
             self._cancel_all()
@@ -152,7 +153,6 @@ class _HfRun:
                 with contextlib.suppress(RlkitError):
                     fetch(self._hub, place, self._folder)  # what there is: the run can be continued, and read
             raise
-        self._cancel_all()
         self._phase("fetching the results")
         fetch(self._hub, place, self._folder)
         return self._last_step

@@ -59,7 +59,6 @@ STOP_GRACE_S = 10.0
 
 def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: Confirm = agree) -> Outcome:
     """Run `recipe` in `folder` to its last step; see `rlkit.engines.launch`. Nothing is rented, so nothing is asked."""
-    started = time.monotonic()
     with RunLock(folder) as lock, sigterm_as_exit():
         checkpoint = claim_folder(recipe, folder)
         lock.note("running")
@@ -69,14 +68,15 @@ def launch_local(recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: 
         except BaseException as error:
             # A disk that is full must not hide why the run ended.
             with contextlib.suppress(OSError):
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    lock.note("stopped")
-                else:
+                if not isinstance(error, KeyboardInterrupt | SystemExit):
                     lock.note("failed", error=str(error))
+                elif run.is_complete:  # only the jobs' end was interrupted, and the guard sees to that
+                    lock.note("finished", **run.figures())
+                else:
+                    lock.note("stopped")
             raise
-        seconds = time.monotonic() - started
-        lock.note("finished", steps=steps, seconds=round(seconds, 1), peak_memory_gib=run.memory.gib)
-    return Outcome(folder, steps, seconds, run.memory.gib)
+        lock.note("finished", **run.figures())
+    return Outcome(folder, steps, run.seconds, run.memory.gib)
 
 
 class _LocalRun:
@@ -89,7 +89,18 @@ class _LocalRun:
         self._last_step = 0
         self._unhealthy: Job | None = None
         self._stopping = threading.Event()
+        self._began = time.monotonic()
         self.memory = PeakMemory()
+        self.is_complete = False  # the trainer took its last step
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def figures(self) -> dict[str, float | None]:
+        """What the run took, for its state."""
+        return {"steps": self._last_step, "seconds": round(self.seconds, 1), "peak_memory_gib": self.memory.gib}
 
     def execute(self, checkpoint: Path | None) -> int:
         with Guard() as guard:
@@ -101,6 +112,7 @@ class _LocalRun:
                 receivers = self._start_receivers()
                 server_url = self._start_proxy(receivers)
                 self._train(model, server_url, checkpoint)
+                self.is_complete = True
                 self._phase("stopping the jobs")
             except BaseException:
                 # Not a phase: the one that broke was not completed.

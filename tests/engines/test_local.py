@@ -231,12 +231,28 @@ def test_a_signal_stops_everything(
     assert living_jobs() == []
 
 
+def test_a_signal_while_the_jobs_are_stopped_leaves_a_finished_run(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None]
+) -> None:
+    trainer(FINISHES)
+
+    def interrupt(event: Event) -> None:
+        if event.text == "stopping the jobs" and event.kind == "phase":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(recipe, folder, interrupt)
+    assert read_state(folder)["status"] == "finished"
+    assert read_state(folder)["steps"] == 3
+    assert living_jobs() == []
+
+
 def test_a_replica_that_cannot_start_is_told_at_once(
     recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer(WAITS)
     monkeypatch.setattr(local, "vllm_command", lambda *_, **__: [sys.executable, "-c", "raise SystemExit('no GPU')"])
-    with pytest.raises(RunFailed, match=r"replica-0 exited with code 1.*\nno GPU"):
+    with pytest.raises(RunFailed, match=r"replica-\d exited with code 1.*\nno GPU"):
         launch(recipe, folder)
     assert living_jobs() == []
 

@@ -56,6 +56,7 @@ class EmulatedJob:
     namespace: str
     folder: Path
     buckets: Path
+    temporary: Path
     token: str
     hub_url: str
     group: Group | None = None
@@ -238,8 +239,8 @@ class EmulatedJob:
         return inside
 
     def _environment(self, inside: Any) -> dict[str, str]:
-        site, binaries, temporary = (self.folder / name for name in ("site", "bin", "tmp"))
-        for folder in (site, binaries, temporary):
+        site, binaries = self.folder / "site", self.folder / "bin"
+        for folder in (site, binaries, self.temporary):
             folder.mkdir()
         for name, text in self.image.items():
             (site / name).parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +254,7 @@ class EmulatedJob:
             "JOB_SITE": str(site),
             "PYTHONUNBUFFERED": "1",
             "HOME": str(self.folder),
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(self.temporary),
             "HF_ENDPOINT": self.hub_url,
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "JOB_ID": self.id,

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -84,6 +85,8 @@ class EmulatedHub:
         self.image: dict[str, str] = {}  # what the Jobs' image has beside what is installed here
         self.groups: dict[str, Group] = {}
         self.buckets = Buckets(root)
+        # Of all Jobs; vLLM makes sockets there, whose paths have little room.
+        self.temporary = Path(tempfile.mkdtemp(prefix="hub-"))
         self.url = ""
         self._ids = itertools.count(0x687FB701029421AE5549D000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -197,7 +200,7 @@ class EmulatedHub:
             return web.json_response({"error": f"unknown flavor {spec['flavor']}"}, status=400)
         number = f"{next(self._ids):024x}"
         namespace = request.match_info["namespace"]
-        folders = (self.root / "jobs" / number, self.root / "buckets")
+        folders = (self.root / "jobs" / number, self.root / "buckets", self.temporary / number[-4:])
         group = self._group(spec)
         job = EmulatedJob(number, spec, namespace, *folders, self.token, self.url, group, self.image)
         self.jobs[number] = job
