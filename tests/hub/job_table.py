@@ -18,20 +18,27 @@ from pydantic import TypeAdapter
 
 from rlkit.engines.hf_jobs import MOUNT, Place, label_value
 
-_SAMPLES: dict[object, object] = {
+_SAMPLES: dict[Any, Any] = {
     str: "sample", bool: True, int: 7, list[str]: ["sample"], list[int]: [7], dict[str, str]: {"a": "sample"},
     dict[str, Any]: {"a": "sample"}, list[Volume]: [Volume(type="bucket", source="a/b", mount_path="/c")],
 }  # fmt: skip
-_NEEDED = {"image": "base", "command": ["base"], "env": None, "secrets": None, "flavor": None, "timeout": None}
+_NEEDED: dict[str, Any] = {
+    "image": "base",
+    "command": ["base"],
+    "env": None,
+    "secrets": None,
+    "flavor": None,
+    "timeout": None,
+}
 
 
-def known_fields() -> dict[str, tuple[str, object]]:
+def known_fields() -> dict[str, tuple[str, Any]]:
     """By the path of a JSON field (`network.group`): the argument it comes from, and that argument's type."""
     hints = typing.get_type_hints(_create_job_spec)
     asked = set(inspect.signature(HfApi.run_job).parameters) - {"self", "namespace", "token"}
     parameters = set(inspect.signature(_create_job_spec).parameters)
     assert asked == parameters, "run_job and the JSON it sends have different fields"
-    plain, found = _create_job_spec(**_NEEDED), {}
+    plain, found = _create_job_spec(**_NEEDED), dict[str, tuple[str, Any]]()
     for name in sorted(parameters):
         more = {"network_group": "base"} if name == "network_aliases" else {}
         without = _create_job_spec(**_NEEDED | more) if more else plain
@@ -111,7 +118,7 @@ def asked_for(place: Place, token: str, replica: int | None, urls: list[str], de
     }  # fmt: skip
 
 
-def _sample(kind: object) -> object:
+def _sample(kind: Any) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return next(_SAMPLES[option] for option in options if option in _SAMPLES)
 

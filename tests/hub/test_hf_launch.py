@@ -10,8 +10,11 @@ from hub.hub_server import EmulatedHub
 from hub.stand_ins import SERVE
 
 from rlkit.engines.base import Event, Outcome
+from rlkit.engines.hf_figures import Figures
+from rlkit.engines.hf_measured import keep_figures
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
 pytestmark = [pytest.mark.hub, pytest.mark.slow]
@@ -19,7 +22,10 @@ pytestmark = [pytest.mark.hub, pytest.mark.slow]
 Launch = Callable[..., Outcome]
 
 
-def test_run_from_launch_to_results(launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]) -> None:
+def test_run_from_launch_to_results(
+    launch: Launch, hub: EmulatedHub, recipe: Recipe, folder: RunFolder, events: list[Event]
+) -> None:
+    keep_figures(Figures(12.0, 3.0, True, 3.0, True, 401, True, 120.0), "tester", "rlkit")
     outcome = launch()
     assert outcome.steps == 3
     assert [event.step for event in events if event.kind == "step"] == [1, 2, 3]
@@ -36,6 +42,11 @@ def test_run_from_launch_to_results(launch: Launch, hub: EmulatedHub, folder: Ru
         assert job.spec["timeoutSeconds"] == 3600
         assert {"tool", "project", "run", "role", "version", "launch", "name"} <= set(job.labels)
     assert {job.labels["replica"] for job in hub.of_role("replica")} == {"0", "1"}
+    # What was measured of the bucket is what the Jobs run with, and is said; the recipe is as it was written.
+    delivered = load_recipe(hub.buckets.folder("tester/rlkit") / "runs" / "my-run" / "recipe.yaml")
+    assert delivered == recipe.with_overrides(["transport.retry_s=2"])
+    assert any("transport.retry_s 2: as measured on 20" in event.text for event in events)
+    assert load_recipe(folder.recipe) == recipe
 
 
 def test_refused_price_starts_nothing(launch: Launch, hub: EmulatedHub) -> None:

@@ -177,7 +177,7 @@ def test_a_head_goes_out_with_host_length_and_token_of_its_own() -> None:
 
 def test_a_head_shows_no_token() -> None:
     head, _ = parse_head(b"POST / HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer mine\r\n\r\n")
-    head.outgoing[0] = outgoing_head(head, Address("there", 80, False, "there:80", ""), "Bearer theirs")
+    head.outgoing["http://there"] = outgoing_head(head, Address("there", 80, False, "there:80", ""), "Bearer theirs")
     assert "method='POST'" in repr(head)
     assert "mine" not in repr(head)
     assert "theirs" not in repr(head)
