@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.hub, pytest.mark.slow]
 def test_each_ends_within_its_allowance(hub: EmulatedHub, api: HfApi, recipe: Recipe, tmp_path: Path) -> None:
     """One trains, the other would go on for ever and is ended by what was set aside for it."""
     prices = hourly_prices(api.list_jobs_hardware())
-    purse = Purse(total_usd=0.1, at_once=2)
+    purse = Purse(total_usd=1.0, at_once=2)
     scripts = {"trains": TRAINS, "waits": WAITS}
     folders = {name: RunFolder(tmp_path / name) for name in scripts}
 
@@ -42,8 +42,8 @@ def test_each_ends_within_its_allowance(hub: EmulatedHub, api: HfApi, recipe: Re
         return spent
 
     with ThreadPoolExecutor(2) as pool:
-        trains, waits = pool.submit(run, "trains", 0.09), pool.submit(run, "waits", 0.01)
-        assert trains.result() < 0.09
+        trains, waits = pool.submit(run, "trains", 0.99), pool.submit(run, "waits", 0.01)
+        assert trains.result() < 0.99
         with pytest.raises(RunFailed, match=r"hardware.budget_usd: \$0.01"):
             waits.result()
     assert read_state(folders["trains"])["status"] == "finished"
