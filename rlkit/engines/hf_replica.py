@@ -19,7 +19,7 @@ from rlkit.engines.hf_child import start_child
 from rlkit.engines.hf_lease import Lease
 from rlkit.engines.hf_token import receiver_token_variable
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.serving.replica import vllm_command
+from rlkit.serving.replica import vllm_command, vllm_environment
 from rlkit.training.toy_task import MODEL_NAMES
 
 # A mount serves what it knows for ten seconds; looking more often shows nothing new.
@@ -41,13 +41,14 @@ def main() -> None:
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     recipe = load_recipe(options.recipe)
+    on_cpu = not has_gpu()
     # 0.0.0.0: on localhost the exposed port would answer nothing.
     command = options.command or vllm_command(
-        recipe, model_argument(recipe, options.models), options.port, "0.0.0.0", on_cpu=not has_gpu()
+        recipe, model_argument(recipe, options.models), options.port, "0.0.0.0", on_cpu
     )
     signal.signal(signal.SIGTERM, _exit_now)
     with contextlib.ExitStack() as stack:
-        children = [start_child(stack, command, STOP_GRACE_S)]
+        children = [start_child(stack, command, STOP_GRACE_S, vllm_environment(recipe, on_cpu))]
         if options.receiver_port is not None:
             from rlkit.serving.receiver import receiver_command
 
