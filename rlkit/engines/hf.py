@@ -32,7 +32,7 @@ from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_measured import as_measured
 from rlkit.engines.hf_money import hourly_prices, price_of, stop_reason
 from rlkit.engines.hf_predict import predicted_step_s
-from rlkit.engines.hf_recovery import Replacements, Restarts, goes_on_without
+from rlkit.engines.hf_recovery import Replacements, Restarts, goes_on_without, is_way_broken
 from rlkit.engines.hf_trainer import LEASE_MARK, STEP_MARK
 from rlkit.engines.hf_watch import Failure, Limits, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
@@ -99,6 +99,7 @@ class _HfRun:
         self._renewed = 0.0
         self._lease_taken = self._training = False
         self._restarts, self._replacements = Restarts(), Replacements()
+        self._told: set[str] = set()
         self._prices = hourly_prices(hub.prices())
         limits = Limits(recipe.hardware.scheduling_minutes * 60, options.ready_s)
         self._fleet = Fleet(hub, limits, self._prices, on_event)
@@ -268,7 +269,14 @@ class _HfRun:
     def _until(self, done: Callable[[], bool], expected: Started | None = None) -> None:
         """Look at every Job until `done`; raise RunFailed when one fails, or the run's money or time is over."""
         while True:
-            for failure in self._fleet.look():
+            failures = self._fleet.look()
+            silent = [failure.job for failure in failures if self._is_silent(failure)]
+            if self._training and is_way_broken(len(silent), self._fleet.alive()):
+                self._tell_once(
+                    "no replica answers here, and their Jobs run: it may be the way to them; the trainer goes on"
+                )
+                failures = [failure for failure in failures if failure.job not in silent]
+            for failure in failures:
                 self._lost(failure, expected)
             for job in self._fleet.replicas:
                 if job.watch.ready and not job.introduced and not job.over:
@@ -280,6 +288,15 @@ class _HfRun:
                 raise RunFailed(f"{reason}; everything is cancelled")
             self._renew()
             time.sleep(self._options.poll_s)
+
+    def _is_silent(self, failure: Failure) -> bool:
+        job = self._jobs[failure.job]
+        return job.watch.ready and not job.over
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._on_event(Event("log", text=text))
 
     def _lost(self, failure: Failure, expected: Started | None) -> None:
         """A Job ended, or does not do what it is there for: replace it, go on without it, or raise RunFailed."""

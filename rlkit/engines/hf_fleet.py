@@ -110,6 +110,10 @@ class Fleet:
             return info if isinstance(info, dict) else {}
         return None
 
+    def alive(self) -> int:
+        """Replicas that are not over."""
+        return sum(not job.over for job in self.replicas)
+
     def drop(self, job: Started) -> None:
         """Give a Job up: end it if it has not, and keep its cost."""
         if not job.over:

@@ -56,3 +56,11 @@ def goes_on_without(serving: int, step: int) -> bool:
     Not before the first step: TRL begins only when every replica is well.
     """
     return step > 0 and serving > 0
+
+
+def is_way_broken(silent: int, alive: int) -> bool:
+    """Whether it is the way to the replicas that is broken, when so many of those whose Jobs run do not answer.
+
+    All of several at once: the trainer has a way of its own, and its proxy looks after them.
+    """
+    return silent == alive > 1

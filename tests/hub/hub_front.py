@@ -23,7 +23,7 @@ class Front:
     """Listens on a port of its own for one port of one Job; `token` None asks for none."""
 
     def __init__(self, target_port: int, token: str | None) -> None:
-        self.url, self.refused, self.passed = "", 0, 0
+        self.url, self.refused, self.passed, self.is_down = "", 0, 0, False
         self._target, self._token = f"http://127.0.0.1:{target_port}", token
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -42,6 +42,8 @@ class Front:
         await self._runner.cleanup()
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if self.is_down:
+            return web.json_response({"error": "made up by the test"}, status=503)
         if self._token is not None and request.headers.get("Authorization") != f"Bearer {self._token}":
             self.refused += 1
             return web.json_response({"error": "Unauthorized"}, status=401)

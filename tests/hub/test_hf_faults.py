@@ -92,6 +92,22 @@ def test_lost_replica_is_replaced(
     assert ("replica 1 is at http://127.0.0.1" in log) == (group == "false")
 
 
+def test_jobs_proxy_that_is_down_costs_no_replica(launch: Launch, hub: EmulatedHub, events: list[Event]) -> None:
+    """The trainer's way leads through the network group: only the launching side sees nobody answer."""
+
+    def down(is_down: bool) -> None:
+        for front in [front for job in hub.of_role("replica") for front in job.fronts]:
+            front.is_down = is_down
+
+    handlers = [
+        when("step 1", lambda: down(True), events),
+        when("no replica answers here", lambda: (down(False), hub.kill(hub.of_role("replica")[1])), []),
+    ]
+    assert launch(SURVIVES, on_event=lambda event: [handle(event) for handle in handlers]).steps == 3
+    # The one that was killed is replaced; the other one was never touched.
+    assert [job.labels["replica"] for job in hub.of_role("replica")] == ["0", "1", "1"]
+
+
 def test_replica_lost_before_the_proxy_is_up_is_replaced(launch: Launch, hub: EmulatedHub, events: list[Event]) -> None:
     kill = when("starting the trainer", lambda: hub.kill(hub.of_role("replica")[0]), events)
     assert launch(changes=["serve.replicas=1", "hardware.network_group=false"], on_event=kill).steps == 3

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.engines.hf_recovery import MAX_REPLACEMENTS, MAX_RESTARTS, Replacements, Restarts, goes_on_without
+from rlkit.engines.hf_recovery import (
+    MAX_REPLACEMENTS,
+    MAX_RESTARTS,
+    Replacements,
+    Restarts,
+    goes_on_without,
+    is_way_broken,
+)
 
 pytestmark = pytest.mark.hub
 
@@ -45,3 +52,10 @@ def test_run_goes_on_with_what_is_left_once_it_took_a_step() -> None:
     assert goes_on_without(serving=1, step=1)
     assert not goes_on_without(serving=0, step=1)
     assert not goes_on_without(serving=1, step=0)
+
+
+def test_replicas_that_all_fall_silent_at_once_are_not_replaced() -> None:
+    assert is_way_broken(silent=2, alive=2)
+    assert not is_way_broken(silent=1, alive=2)
+    assert not is_way_broken(silent=1, alive=1)
+    assert not is_way_broken(silent=0, alive=0)

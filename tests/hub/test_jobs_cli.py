@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hub.hub_server import EmulatedHub
@@ -10,8 +11,13 @@ from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
 from rlkit.cli import app
+from rlkit.engines.hf_figures import Figures
+from rlkit.engines.hf_measured import as_measured
+from rlkit.recipe import load_recipe
 
 pytestmark = pytest.mark.hub
+
+PUBLISHED = Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml"
 
 
 def start(api: HfApi, run: str, role: str, command: list[str], replica: str | None = None) -> str:
@@ -64,3 +70,16 @@ def test_what_is_not_there_is_said(jobs: list[str], arguments: list[str]) -> Non
     result = CliRunner().invoke(app, ["jobs", *arguments])
     assert result.exit_code == 2
     assert "error: " in result.stderr
+
+
+def test_measured_figures_are_kept_for_the_next_runs(
+    hub: EmulatedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_CACHE", str(tmp_path))
+    figures = Figures(6.0, 3.0, True, 3.0, True, 401, True, 120.0)
+    monkeypatch.setattr("rlkit.engines.hf_measure.measure", lambda *_: figures)
+    result = CliRunner().invoke(app, ["check", str(PUBLISHED), "--measure", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["figures"]["early_s"] == 6.0
+    adapted, _ = as_measured(load_recipe(PUBLISHED), "tester")
+    assert adapted.transport.retry_s == 1.0
