@@ -271,7 +271,7 @@ class _HfRun:
         while True:
             failures = self._fleet.look()
             silent = [failure.job for failure in failures if self._is_silent(failure)]
-            if self._training and is_way_broken(len(silent), self._fleet.alive()):
+            if silent and self._training and is_way_broken(self._fleet.answering(), self._fleet.alive()):
                 self._tell_once(
                     "no replica answers here, and their Jobs run: it may be the way to them; the trainer goes on"
                 )

@@ -114,6 +114,10 @@ class Fleet:
         """Replicas that are not over."""
         return sum(not job.over for job in self.replicas)
 
+    def answering(self) -> int:
+        """Those that answered at the last look."""
+        return sum(job.watch.answers and not job.over for job in self.replicas)
+
     def drop(self, job: Started) -> None:
         """Give a Job up: end it if it has not, and keep its cost."""
         if not job.over:

@@ -58,9 +58,9 @@ def goes_on_without(serving: int, step: int) -> bool:
     return step > 0 and serving > 0
 
 
-def is_way_broken(silent: int, alive: int) -> bool:
-    """Whether it is the way to the replicas that is broken, when so many of those whose Jobs run do not answer.
+def is_way_broken(answering: int, alive: int) -> bool:
+    """Whether it is the way to the replicas that is broken, when one is silent and so many of them answer.
 
-    All of several at once: the trainer has a way of its own, and its proxy looks after them.
+    None of several: the trainer has a way of its own, and its proxy looks after them.
     """
-    return silent == alive > 1
+    return answering == 0 and alive > 1

@@ -82,6 +82,11 @@ class JobWatch:
         """The last known."""
         return phase_of(self.stage)
 
+    @property
+    def answers(self) -> bool:
+        """Whether its server answered when it was last asked."""
+        return self.ready and not self._unhealthy
+
     def observe(self, now: float, reading: Reading) -> tuple[Failure | None, list[str]]:
         """What this look means: why the run cannot go on, if so, and what to tell."""
         told: list[str] = []

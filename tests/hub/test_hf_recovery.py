@@ -55,7 +55,6 @@ def test_run_goes_on_with_what_is_left_once_it_took_a_step() -> None:
 
 
 def test_replicas_that_all_fall_silent_at_once_are_not_replaced() -> None:
-    assert is_way_broken(silent=2, alive=2)
-    assert not is_way_broken(silent=1, alive=2)
-    assert not is_way_broken(silent=1, alive=1)
-    assert not is_way_broken(silent=0, alive=0)
+    assert is_way_broken(answering=0, alive=2)
+    assert not is_way_broken(answering=1, alive=2)
+    assert not is_way_broken(answering=0, alive=1)

@@ -77,8 +77,10 @@ def test_running_server_that_never_answers() -> None:
 def test_server_that_stops_answering_gets_three_looks() -> None:
     watch = replica()
     watch.observe(1, Reading("RUNNING", healthy=True))
+    assert watch.answers
     looks = [watch.observe(2 + look, Reading("RUNNING", healthy=False))[0] for look in range(UNHEALTHY_AFTER)]
     assert [failure is None for failure in looks] == [True, True, False]
+    assert not watch.answers
 
 
 def test_a_good_look_in_between_forgives() -> None:
