@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, RunFolder]]:
     """An engine that logs the recorded run to trackio; what it was asked to launch."""
     calls: list[tuple[Recipe, RunFolder]] = []
 
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], *_: object) -> Outcome:
         calls.append((recipe, folder))
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.recipe.write_text(as_recorded(recipe).to_yaml())
@@ -193,7 +193,7 @@ def test_a_folder_without_a_run_is_not_a_recipe(launched: list[Any], checkout: P
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, logged: bool) -> None:
-    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], findings: object) -> Outcome:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: Callable[[Event], None], *_: object) -> Outcome:
         folder.path.mkdir(parents=True)
         folder.recipe.write_text(recipe.to_yaml())
         if logged:
@@ -261,6 +261,19 @@ def test_a_run_that_never_began_cannot_be_continued(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
+def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(recipe: Recipe, folder: RunFolder, *_: object) -> Outcome:
+        folder.path.mkdir(parents=True)
+        folder.recipe.write_text(recipe.to_yaml())
+        folder.state.write_text('{"status": "finished"}')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rlkit.engines, "launch", launch)
+    ended = rlkit_("run", LOCAL)
+    assert "the run itself is complete; read it with: rlkit report" in ended.stderr
+    assert "continue with" not in ended.stderr
+
+
 def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
     options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
