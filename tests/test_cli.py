@@ -260,7 +260,6 @@ def test_a_run_that_never_began_cannot_be_continued(monkeypatch: pytest.MonkeyPa
     assert one_error(rlkit_("run", LOCAL), 130) == "error: stopped"
 
 
-@pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
 def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(recipe: Recipe, folder: RunFolder, *_: object) -> Outcome:
         folder.path.mkdir(parents=True)
@@ -274,6 +273,7 @@ def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.M
     assert "continue with" not in ended.stderr
 
 
+@pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
 def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
     options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
