@@ -9,7 +9,6 @@ The way of the data, one module a step:
     rlkit.advice      what to change after a run        rlkit.chase       doing so until nothing pays
     rlkit.report      notebook in, one HTML file out    rlkit.cli         the command line
     rlkit.simulation  a recipe in, its run out, without a machine
-    rlkit.scoreboard  several runs in, one row a run out
 
 What people look at while a run goes on, each pure with a thin shell of widgets:
 

@@ -275,19 +275,6 @@ def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
-def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(recipe: Recipe, folder: RunFolder, *_: object) -> Outcome:
-        folder.path.mkdir(parents=True)
-        folder.recipe.write_text(recipe.to_yaml())
-        folder.state.write_text('{"status": "finished"}')
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rlkit.engines, "launch", launch)
-    ended = rlkit_("run", LOCAL)
-    assert "the run itself is complete; read it with: rlkit report" in ended.stderr
-    assert "continue with" not in ended.stderr
-
-
 def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
     options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

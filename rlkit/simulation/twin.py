@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from rlkit.errors import BadInput
-from rlkit.judgement import NO_WAIT
+from rlkit.leverage import NO_WAIT
 from rlkit.recipe import Recipe
 from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
 from rlkit.simulation.frame import frame_of
