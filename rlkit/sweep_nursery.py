@@ -26,8 +26,9 @@ import numpy as np
 # What the notebook of a point and its kernel import, and what trackio does.
 WARM = (
     *("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell"),
-    # The first figure that is shown imports nbformat, whose JSON schema compiles 39 grammars: a second of CPU.
-    *("plotly.graph_objects", "plotly.io._renderers"),
+    # The first figure that is shown imports nbformat, whose JSON schema compiles 39 grammars: a second of CPU. Not
+    # plotly's renderers themselves: they decide when they are imported whether they are in a notebook.
+    *("plotly.graph_objects", "nbformat"),
     *("rlkit.display", "rlkit.figures", "rlkit.preflight", "rlkit.engines.sim", "rlkit.sweep_point"),
     *("huggingface_hub", "gradio_client", "fsspec", "starlette", "uvicorn", "PIL.Image", "multiprocessing"),
 )
