@@ -1,11 +1,12 @@
 """Labelled runs on disk, so that an evaluation goes on where it was interrupted and a new diagnosis judges old runs.
 
 A run's key is a digest of everything that its simulation depends on: recipe, constants, lengths, seed, steps, and the
-source of the modules that simulate. A change of any of them finds nothing; a change of the diagnosis finds everything.
+code of the modules that simulate. A change of any of them finds nothing; a change of the diagnosis finds everything.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -71,10 +72,18 @@ def run_key(scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> str:
 
 @cache
 def simulator_version() -> str:
-    """A digest of the source that simulates."""
+    """A digest of the code that simulates; comments and docstrings are not in it."""
     package, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=16)
     for name in SIMULATES:
         path = package / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes())
+            digest.update(_code(file.read_text()).encode())
     return digest.hexdigest()
+
+
+def _code(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
