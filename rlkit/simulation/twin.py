@@ -105,12 +105,14 @@ def fit_twin(frame: pd.DataFrame, recipe: Recipe) -> Twin:
     measured = _measured(settled)
     setup = _as_far(translation.setup, int(frame.index.max()), 2 * warmup_steps(recipe))
     factors, seen = Factors(), list[tuple[float, Factors, dict[str, tuple[float, float]]]]()
+    before: Mapping[str, Pair] = {}
     for _ in range(ROUNDS):
         simulated = _simulated(_scaled(setup, factors, measured), recipe)
         pairs = _pairs(logged, simulated, setup)
         off = sum(abs(math.log(_over(*pair))) for pair in pairs.values())
         seen.append((off, factors, _compared(logged, simulated)))
-        better = _better(factors, pairs, logged, simulated, setup)
+        better = _better(factors, pairs, before, logged, simulated, setup)
+        before = pairs
         if better == factors:
             break
         factors = better
@@ -217,13 +219,28 @@ def _pairs(logged: _Run, simulated: _Run, setup: Setup) -> dict[str, Pair]:
     return {"rows": fwd_bwd, "decoding": decoding, "loading": loads, "lengths": lengths}
 
 
-def _better(factors: Factors, pairs: Mapping[str, Pair], logged: _Run, simulated: _Run, setup: Setup) -> Factors:
-    """The factors with which the simulation would come nearer to the log; the same when it is near enough."""
+def _better(
+    factors: Factors,
+    pairs: Mapping[str, Pair],
+    before: Mapping[str, Pair],
+    logged: _Run,
+    simulated: _Run,
+    setup: Setup,
+) -> Factors:
+    """The factors with which the simulation would come nearer to the log; the same when it is near enough.
+
+    A figure that went past its mark since the round `before` is corrected by half: attempts to load an adapter come at
+    intervals, so that their time jumps where the factor moves a little.
+    """
     rest = [_rest_s(one.signals) for one in (logged, simulated)]
     step_s, added = logged.signals.step_s, 0.0
     if rest[0] is not None and rest[1] is not None and step_s is not None and not _waits(logged, simulated):
         added = rest[0] - rest[1] if abs(rest[0] - rest[1]) > NEAR_ENOUGH / 3 * step_s else 0.0
-    scaled = {name: _bounded(getattr(factors, name), _over(*pair)) for name, pair in pairs.items()}
+    scaled = {}
+    for name, pair in pairs.items():
+        over = _over(*pair)
+        passed = name in before and math.log(over) * math.log(_over(*before[name])) < 0
+        scaled[name] = _bounded(getattr(factors, name), math.sqrt(over) if passed else over)
     rest_s = factors.rest_s + added / setup.trainer.gradient_accumulation_steps
     return Factors(**scaled, rest_s=max(-setup.trainer.microbatch_s, rest_s))
 
