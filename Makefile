@@ -32,10 +32,14 @@ test: $(INSTALLED) ## the tests, without those that start real servers
 	$(BIN)/python -m pytest -q
 
 test-hub: $(INSTALLED) ## Hugging Face Jobs against an emulated Hub
-	$(BIN)/python -m pytest -q -m hub
+	$(BIN)/python -m pytest -q -m "hub and not long"
 
 test-slow: $(INSTALLED) ## the tests with real TRL and real vLLM, end to end
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not long"
+
+.PHONY: test-long
+test-long: $(INSTALLED) ## real runs of many minutes: lopsided recipes diagnosed, the closed loop, Jobs with real servers
+	$(BIN)/python -m pytest -q -m long
 
 lint: $(INSTALLED) ## style and types
 	$(BIN)/ruff check .

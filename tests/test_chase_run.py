@@ -195,6 +195,7 @@ def test_the_published_chase_in_four_further_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_published_chase_for_its_cost(tmp_path: Path) -> None:
     done, end = chased(published("r1-dp2"), tmp_path / "chase-it", Rules("cost", max_runs=5))
     assert len(done.probes) <= 5
@@ -226,6 +227,7 @@ def test_a_chase_on_another_cluster_is_predicted_by_its_own_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "overrides"),
     [

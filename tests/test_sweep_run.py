@@ -196,6 +196,7 @@ def test_a_sweep_killed_twice_comes_to_the_same_table(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_point_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     points = [{"train.seed": 0}, {"train.seed": 1, "reward": "rlkit.training.rewards:nowhere"}, {"train.seed": 2}]
     data = {"recipe": str(ROOT / "runs" / "local.yaml"), "steps": 3, "points": points}

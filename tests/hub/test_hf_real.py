@@ -19,7 +19,7 @@ from rlkit.recipe import load_recipe
 from rlkit.results import read_run, write_results
 from rlkit.run_folder import RunFolder
 
-pytestmark = [pytest.mark.hub, pytest.mark.slow]
+pytestmark = [pytest.mark.hub, pytest.mark.slow, pytest.mark.long]
 
 RUNS = Path(__file__).parents[2] / "runs"
 STEPS = 4

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_real_run_predicts_two_others(tmp_path: Path) -> None:
     # One server: half the time to start, and the runs are no longer than they have to be.
     command = [sys.executable, "tests/bench/closed_loop.py", "--out", str(tmp_path / "runs"), "--json"]
