@@ -57,7 +57,6 @@ bench-cap: $(INSTALLED) ## the laws of the admission cap against the best fixed 
 bench-cap-http: $(INSTALLED) ## the published law on emulated replicas behind the proxy, eight times as fast (5 minutes)
 	$(BIN)/python tests/bench/cap_http.py $(if $(JSON),--json)
 
-bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics
 bench-diagnose: $(INSTALLED) ## seconds from trackio to a verdict, 500 steps x 100 metrics, and of one of 10,000 steps
 	$(BIN)/python tests/bench/diagnose.py
 
@@ -82,6 +81,7 @@ bench-simulator: $(INSTALLED) ## the simulator beside everything published, and 
 .PHONY: bench-sweep
 bench-sweep: $(INSTALLED) ## seconds of a sweep of 200 simulated points, killed twice on the way
 	$(BIN)/python tests/bench/sweep.py $(if $(JSON),--json)
+
 .PHONY: picture
 picture: $(INSTALLED) ## the README's picture of a report, by the machine's Chromium
 	$(BIN)/python tests/bench/picture.py $(RUN)

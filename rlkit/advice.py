@@ -196,7 +196,8 @@ def _candidates(
     wait = signals.wait_share
     seen: set[tuple[str, ...]] = set()
     for change in remedies(now, learning, objective == "cost"):
-        if change.overrides in seen or _is_vain(change, wait):
+        # On shared cores each side has what the other one leaves, and either may gain by either's.
+        if change.overrides in seen or (not now.shares_cores and _is_vain(change, wait)):
             continue
         seen.add(change.overrides)
         tried = _tried(now.recipe, change, refused)
@@ -344,11 +345,6 @@ def _notes(twin: Twin, recipe: Recipe) -> Iterator[str]:
         yield "The run logged no perf/step_s: its step is the sum of the phases it did log."
     elif abs(error) > FAR_OFF:
         yield f"The calibrated simulator's step is {error:+.0%} from the run's: take what it predicts as a direction."
-    if recipe.hardware.replica == "cpu":
-        yield (
-            "Trainer and replicas share this machine's cores, which is not simulated: what one side gains the other "
-            "may lose."
-        )
     yield from twin.extrapolated
 
 

@@ -227,7 +227,7 @@ def print_scoreboard(board: Scoreboard, place: ChaseFolder) -> None:
             minutes = f"{probe.figures.wall_clock_min:.1f}"
             row += [f"{probe.figures.step_s:.2f}", minutes, predicted, usd, probe.bound]
         table.add_row(*row, style="bold" if best is not None and probe.number == best.number else None)
-    terminal.out.print(table)
+    terminal.print_table(table)
     terminal.say(f"Minutes and USD are of {board.steps} steps, from {board.probe_steps} of each run.")
     spent = [probe.usd for probe in board.probes if probe.usd is not None]
     if spent and board.engine == "hf":

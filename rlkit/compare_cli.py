@@ -69,7 +69,7 @@ def print_table(frame: pd.DataFrame) -> None:
         table.add_column(escape(str(name)), overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(escape(str(cell)) for cell in row))
-    terminal.out.print(table, soft_wrap=False)
+    terminal.print_table(table)
 
 
 def _write_page(runs: list[str], past: Iterable[PastRun], source: str | None, out: Path) -> None:

@@ -21,12 +21,13 @@ def watch(
     alerts: Annotated[bool, typer.Option(help="Also as trackio's alerts of the run: changes and stalls.")] = True,
 ) -> None:
     """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
+    import sqlite3
     import time
     from datetime import UTC, datetime
 
     from rlkit.alerts import raise_alert
     from rlkit.diagnosis import diagnose
-    from rlkit.errors import BadInput
+    from rlkit.errors import RlkitError
     from rlkit.tracking import load_run
     from rlkit.watch import Watch
 
@@ -40,7 +41,7 @@ def watch(
             if alerts and news.level != "info":
                 try:
                     raise_alert(logged, news.title, news.text, news.level, source)
-                except BadInput as problem:  # the watch is worth more than its alerts
+                except (RlkitError, OSError, sqlite3.Error) as problem:  # the watch is worth more than its alerts
                     terminal.say(f"no alerts: {problem}", terminal.err, "yellow")
                     alerts = False
             if news.stop:

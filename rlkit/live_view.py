@@ -7,6 +7,7 @@ notebook, and all that a headless run shows, is the last state as plain HTML.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
@@ -40,7 +41,6 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self._source, self._every_s = source, every_s
         self._shown: dict[str, str] = {}
         self.last: Look | None = None
-        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._panel = {name: widgets.HTML() for name in ("verdict", "progress", *FIGURES)}
         self._stop = _button("Stop the run", "Stops the jobs; the same folder can be resumed", self._on_stop)
@@ -65,14 +65,9 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
     def watch(self) -> LiveView:
         """Look again every few seconds, in a thread, until the run is over; returns at once."""
         if self._thread is None or not self._thread.is_alive():
-            self._ended.clear()
             self._thread = threading.Thread(target=self._keep_looking, name="rlkit-live", daemon=True)
             self._thread.start()
         return self
-
-    def unwatch(self) -> None:
-        """Look no more; the run goes on."""
-        self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the watched run is over; False when it still goes on after `timeout_s` seconds."""
@@ -98,7 +93,8 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
 
     def _keep_looking(self) -> None:
         look = self.refresh()
-        while (look is None or not look.over) and not self._ended.wait(self._every_s):
+        while look is None or not look.over:
+            time.sleep(self._every_s)
             look = self.refresh()
 
     def _offer(self, look: Look) -> None:

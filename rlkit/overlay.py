@@ -12,7 +12,7 @@ import pandas as pd
 
 from rlkit.chart import Axis, logged, positions
 from rlkit.past_run import PastRun
-from rlkit.scoreboard import FIGURES
+from rlkit.scoreboard import FIGURES, is_simulated
 from rlkit.signals import column, settled_steps
 
 # A twentieth of the steps shows the trend of 500 and still moves in a run of 40; fewer than four smooth nothing.
@@ -42,7 +42,6 @@ BACKPRESSURE = Panel("rollout/backpressure_s", "Seconds a finished rollout is he
 SAMPLES_PER_ROW = Panel("batch/samples_per_row", "Samples in a row", " samples")
 MFU = Panel("perf/mfu_fwd_bwd", "MFU of forward and backward, %", " %")
 GENERATED = Panel("rollout/generated_tok_s", "Tokens generated per second", " tok/s")
-IN_FLIGHT = Panel("rollout/inflight", "Rollouts in flight", " rollouts")
 SYNC = Panel("perf/weight_sync_s", "Seconds of a weight sync", " s", False, True)
 STALENESS = Panel("sample/staleness_mean", "Age of the samples, policy versions", " versions")
 REWARD = Panel("reward", "Reward")
@@ -91,7 +90,7 @@ def overlay(
         for name, run in runs.items():
             if logged(run.frame, panel.metric):
                 data.series.append(_series(name, run, panel, x, size))
-            elif panel.metric in WITHOUT_PHYSICS and run.recipe is not None and run.recipe.engine == "sim":
+            elif panel.metric in WITHOUT_PHYSICS and is_simulated(run):
                 data.not_simulated.append(name)
             else:
                 data.missing.append(name)

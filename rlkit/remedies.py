@@ -134,7 +134,7 @@ def _more_ranks(now: Situation) -> Iterator[Change]:
 
 
 def _more_in_flight(now: Situation) -> Iterator[Change]:
-    """The next two sizes for each engine."""
+    """The next sizes for each engine."""
     recipe, limit = now.recipe, now.recipe.inflight_limit
     slots = (recipe.serve.max_num_seqs or (DEFAULT_SLOTS if now.shares_cores else IN_FLIGHT_LADDER[-1])) * now.engines
     # Beyond the staleness window what is in flight is thrown away when it is done.

@@ -18,7 +18,7 @@ ENOUGH_EACH = 4
 # Fewer replicas cannot be unlike each other; taken when the recipe is not known.
 FEWEST_REPLICAS = 2
 
-# The busiest replica has half as many requests again as the mean has: beyond what groups of eight make of a fair share.
+# Between the busiest and the idlest replica lies half the mean: beyond what groups of eight make of a fair share.
 UNEVEN_LOAD = 0.5
 
 

@@ -84,6 +84,8 @@ def report_run(folder: RunFolder, out: Path | None = None) -> Path:
         raise BadInput(f"{folder.path}: no such run folder; rlkit run creates one under runs/out/")
     read_run(folder)  # what is wrong with it is told as it is, and before a kernel starts
     target = folder.report if out is None else out
+    if twin(target) == target:
+        raise BadInput(f"{target}: --out names the page, whose twin for machines gets the suffix .json; name it .html")
     written = render_notebook(DIAGNOSE, {"folder": str(folder.path.resolve())}, target, title=folder.name)
     data = report_data(open_past_run(str(folder.path)))
     write_page(twin(written), json.dumps(data, indent=2, allow_nan=False) + "\n")
@@ -207,7 +209,7 @@ def _fits(value: object, kind: str) -> bool:
 def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) -> NotebookNode:
     """A notebook run in its own folder, in a kernel of its own; `client` are options of nbclient's.
 
-    `parameters` as `checked_parameters` gives X
+    `parameters` as `checked_parameters` gives them.
     """
     with TemporaryDirectory() as folder:
         # Papermill saves here as it goes: a kernel that dies cannot tell which cell it was in.

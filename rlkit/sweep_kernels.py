@@ -5,6 +5,7 @@ A simulated point's kernel is forked (`rlkit.sweep_nursery`), any other is start
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -57,11 +58,13 @@ class Kernels:
         with self._guard:
             self._processes = {process for process in self._processes if process.is_running()}
             try:
-                self._processes.add(psutil.Process(pid))
+                started = psutil.Process(pid)
             except psutil.NoSuchProcess:
                 return
-        if self.stopping:
-            self._signal(signal.SIGKILL)
+            self._processes.add(started)
+        if self.stopping:  # this one alone: the others are given the time to end their jobs
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started.kill()
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Interrupt every kernel; end what is left of them after `grace_s` seconds."""

@@ -108,6 +108,7 @@ class _State:
     waiting: list[Point]
     running: dict[Future[Ended], Point] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
+    spent_usd: float = 0.0  # by earlier starts of this sweep, whatever became of their points
 
 
 def run_sweep(
@@ -126,6 +127,7 @@ def run_sweep(
         state = _State([])
         for point in sweep.points:
             ended = read_ended(folder, point)
+            state.spent_usd += _spent_so_far(folder, point) if ended is None else ended.spent_usd
             if ended is None or (retry_failed and ended.status == "failed"):
                 state.waiting.append(point)
             else:
@@ -196,7 +198,7 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
     cores, limits = machine.cores(), sweep.limits
     engines = {point.recipe.engine for point in state.waiting}
     most = sum(parallel(engine, limits, cores) for engine in engines)
-    spent = sum(ended.spent_usd for ended in state.ended.values())
+    spent = state.spent_usd
     with ThreadPoolExecutor(most, thread_name_prefix="point") as pool:
         try:
             while state.waiting or state.running:
@@ -275,6 +277,12 @@ def _spent(point: Point, run: RunFolder) -> float:
         return 0.0
     billed = read_state(run).get("usd")
     return float(billed if billed is not None else point.recipe.hardware.budget_usd or 0.0)
+
+
+def _spent_so_far(folder: SweepFolder, point: Point) -> float:
+    """By a rented point that has not ended: nothing when it never started."""
+    run = folder.run(point)
+    return _spent(point, run) if run.state.exists() else 0.0
 
 
 def _summary_of(run: RunFolder, sweep: Sweep) -> Summary:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rlkit.sweep import Sweep
     from rlkit.sweep_run import Ended
 
-ABOUT = ("point", "name", "status", "error", "attempts")
 OUTCOME = ("verdict", "confidence", "headline", "next_action", "steps", "step_s", "wall_clock_min", "usd")
 
 # What a table to read shows of the metrics; the others are in the file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +15,11 @@ from rlkit.run_folder import RunFolder
 def start_in_background(recipe: Recipe, folder: RunFolder, report: bool = True) -> subprocess.Popen[bytes]:
     """`rlkit run` of `recipe` in `folder` as a child; what it says goes to `folder.engine_log`. Raises BadInput.
 
-    Rented hardware is not asked for again: whoever calls this has shown its price. The child ends as on Ctrl-C when it
-    gets SIGTERM, which a Jupyter kernel sends its children when it is shut down.
+    Not for rented hardware, whose price `rlkit run` asks about. The child ends as on Ctrl-C when it gets SIGTERM, which
+    a Jupyter kernel sends its children when it is shut down; an interrupted cell does not end it.
     """
+    if recipe.engine == "hf":
+        raise BadInput("engine: hf: rented hardware is asked about first; start it with: rlkit run, on a command line")
     plan = folder.path / ".plan.yaml"
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -24,9 +27,16 @@ def start_in_background(recipe: Recipe, folder: RunFolder, report: bool = True) 
         with folder.engine_log.open("wb") as log:
             command = [sys.executable, "-m", "rlkit", "run", str(plan), "--folder", str(folder.path), "--yes"]
             command += [] if report else ["--no-report"]
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_ignore_interrupts
+            )
     except OSError as error:
         raise BadInput(f"{folder.path}: cannot start a run here: {error.strerror}") from None
     # Whoever ended and was not waited for still counts as alive.
     threading.Thread(target=child.wait, name="rlkit-run", daemon=True).start()
     return child
+
+
+def _ignore_interrupts() -> None:
+    # Jupyter interrupts a cell by a signal to the whole process group of its kernel, of which the child stays a member.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

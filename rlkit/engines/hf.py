@@ -37,6 +37,7 @@ from rlkit.engines.hf_trainer import LEASE_MARK, STEP_MARK
 from rlkit.engines.hf_watch import Failure, Limits, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
 from rlkit.engines.lock import RunLock
+from rlkit.engines.state import read_state
 from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe
@@ -77,7 +78,7 @@ def launch_hf(
         with _HfRun(recipe, folder, on_event, hub, options) as run:
             run.agree(confirm)
             claim_folder(recipe, folder)
-            lock.note("running")
+            lock.note("running", usd=run.usd)
             try:
                 steps = run.execute()
             except (KeyboardInterrupt, SystemExit):
@@ -95,6 +96,8 @@ class _HfRun:
     def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent, hub: Hub, options: HfOptions) -> None:
         self._recipe, self._folder, self._on_event, self._hub, self._options = recipe, folder, on_event, hub, options
         self._last_step = 0
+        # The budget is the run's, however often it is started.
+        self._spent_before = float(read_state(folder).get("usd") or 0.0)
         self._began = time.monotonic()
         self._renewed = 0.0
         self._lease_taken = self._training = False
@@ -115,7 +118,7 @@ class _HfRun:
     @property
     def usd(self) -> float:
         """What the Jobs have cost so far, in dollars."""
-        return self._fleet.usd
+        return self._spent_before + self._fleet.usd
 
     def agree(self, confirm: Confirm) -> None:
         """Raise BadInput when the run cannot be on Jobs, is going on from elsewhere, or costs what is not agreed to."""
@@ -168,7 +171,7 @@ class _HfRun:
         launch = next((launch for launch in launches if launch), secrets.token_hex(4))
         group = network_group_of(recipe, launch)
         if alive:  # as they were started
-            group = next((job.network.group for job in alive if job.network), None)
+            group = next((network.group for job in alive if (network := getattr(job, "network", None))), None)
         name, wheel = pack_wheel()
         path = wheel_path(name, wheel)
         place = Place(self._hub.namespace, recipe.hardware.bucket, path, self._folder.name, launch, group)

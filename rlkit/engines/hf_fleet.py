@@ -106,6 +106,8 @@ class Fleet:
         with contextlib.suppress(httpx.HTTPError, ValueError):
             asked = {"config_format": "json"}
             answer = self._client.get(f"{job.url}/server_info", params=asked, timeout=INFO_TIMEOUT_S)
+            if answer.status_code == 429 or answer.status_code >= 500:
+                return None  # the Jobs proxy's own trouble, and a replica that is still starting
             info = answer.json() if answer.status_code == 200 else {}
             return info if isinstance(info, dict) else {}
         return None

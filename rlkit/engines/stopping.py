@@ -41,6 +41,8 @@ def sigterm_as_exit() -> Iterator[None]:
         return
 
     def exit_now(number: int, frame: object) -> NoReturn:
+        # A Jupyter kernel that is shut down repeats the signal within milliseconds: once is enough, jobs take longer.
+        signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, exit_now)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlkit import machine
 from rlkit.diagnosis import Verdict, diagnose
+from rlkit.errors import BadInput
 from rlkit.evaluation.interventions import LEAST_GAIN, Labelled, label
 from rlkit.evaluation.scenarios import KINDS, Scenario
 from rlkit.evaluation.store import LabelStore
@@ -119,6 +120,9 @@ def evaluate(
     What `store` has is not simulated again, and what is simulated is in it at once: an evaluation that was interrupted
     goes on. `on_run` gets how many of how many runs are there.
     """
+    problem = machine.unwritable(store.folder)
+    if problem is not None:
+        raise BadInput(f"{store.folder}: {problem}; choose another --store")
     jobs = [(scenario, seed, store) for scenario in drawn for seed in range(seeds)]
     missing = [job for job in jobs if store.get(job[0], job[1]) is None]
     if missing:

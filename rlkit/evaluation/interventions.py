@@ -39,6 +39,7 @@ def faster_trainer(setup: Setup) -> Setup:
             optimizer_s=trainer.optimizer_s / FASTER,
             microbatch_s=trainer.microbatch_s / FASTER,
             fetch_s=trainer.fetch_s / FASTER,
+            sample_s=trainer.sample_s / FASTER,
         ),
     )
 

@@ -28,6 +28,7 @@ SIMULATES = (
     "serving/prefix_index.py",
     "serving/registry.py",
     "serving/adapter_answers.py",
+    "serving/adapter_commands.py",
     "serving/adapter_operation.py",
     "serving/adapter_replica.py",
     "evaluation/interventions.py",
@@ -35,32 +36,35 @@ SIMULATES = (
 )
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 class LabelStore:
     """Labelled runs in a folder, two files each; whoever writes one writes all of it or nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def get(self, scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> Labelled | None:
         """The labelled run, None when it is not there or cannot be read."""
         key = run_key(scenario, seed, steps)
         try:
-            gains = json.loads((self._folder / f"{key}.json").read_text())
-            frame = pd.read_parquet(self._folder / f"{key}.parquet")
+            gains = json.loads((self.folder / f"{key}.json").read_text())
+            frame = pd.read_parquet(self.folder / f"{key}.parquet")
         except (OSError, ValueError):
             return None
         return Labelled(scenario, seed, frame, gains["sides"], gains["causes"])
 
     def put(self, labelled: Labelled, steps: int = FIRST_STEPS) -> None:
-        """Keep a labelled run. A folder that cannot be written costs the time of another simulation, nothing else."""
+        """Keep a labelled run. One that cannot be written (a full disk) is missing."""
         key = run_key(labelled.scenario, labelled.seed, steps)
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            draft = self._folder / f"{key}.{os.getpid()}"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft = self.folder / f"{key}.{os.getpid()}"
             labelled.frame.to_parquet(draft)
-            draft.replace(self._folder / f"{key}.parquet")
+            draft.replace(self.folder / f"{key}.parquet")
             draft.write_text(json.dumps({"sides": labelled.sides, "causes": labelled.causes}))
-            draft.replace(self._folder / f"{key}.json")  # last: its presence says that the run is whole
+            draft.replace(self.folder / f"{key}.json")  # last: its presence says that the run is whole
 
 
 def run_key(scenario: Scenario, seed: int, steps: int = FIRST_STEPS) -> str:
@@ -84,6 +88,6 @@ def simulator_version() -> str:
 def _code(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(tree)

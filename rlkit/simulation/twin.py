@@ -142,6 +142,7 @@ def _scaled(setup: Setup, factors: Factors, measured: Measured) -> Setup:
             trainer,
             row_s=trainer.row_s * factors.rows,
             row_token_s=trainer.row_token_s * factors.rows,
+            sample_s=trainer.sample_s * factors.rows,
             microbatch_s=max(0.0, trainer.microbatch_s + factors.rest_s),
             optimizer_s=known.get("optimizer_s", trainer.optimizer_s),
         ),
