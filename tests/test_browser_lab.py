@@ -23,7 +23,7 @@ from run_folders import log_run
 
 from rlkit.run_folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 expect.set_options(timeout=PATIENCE_MS)
 # Contrast and names, of what is ours; the rest of the window is JupyterLab's.
 RULES = ("color-contrast", "button-name", "label", "select-name", "svg-img-alt", "role-img-alt")
