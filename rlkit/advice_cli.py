@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def advise(
-    subject: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a trackio project.")],
+    subject: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, PROJECT/RUN, or a project.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name in the project, else the newest.")] = None,
     source: Annotated[str | None, typer.Option(help="A trackio server's URL or a Space, else this machine.")] = None,
     objective: Objective = "time",
@@ -56,14 +56,12 @@ def advise(
     """Say what to change in a run's recipe, what each change would bring, and what else it does."""
     from rlkit.advice import Limits
     from rlkit.advice import advise as advise_on
-    from rlkit.past_run import open_past_run
+    from rlkit.past_run import named, open_past_run
 
-    if Path(subject).is_dir():
-        if name or source:
-            raise BadInput(f"{subject}: is a run's folder, leave --run and --source out")
-        run = open_past_run(folder=subject)
-    else:
-        run = open_past_run(project=subject, name=name or "", source=source or "")
+    folder, project, run_name = named(subject)
+    if folder and (name or source):
+        raise BadInput(f"{subject}: is a run's folder, leave --run and --source out")
+    run = open_past_run(folder, project, name or run_name, source or "")
     if run.recipe is None:
         raise BadInput(f"{subject}: advice needs the run's recipe, and it was logged without one")
     _needs_price(run.recipe, budget)

@@ -229,7 +229,7 @@ def simulate(
 
 @app.command()
 def diagnose(
-    project: Annotated[str, typer.Argument(help="A trackio project, or the folder of a run.")],
+    project: Annotated[str, typer.Argument(help="A trackio project, PROJECT/RUN, or the folder of a run.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Source = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Also where every second of it went.")] = False,
@@ -240,18 +240,20 @@ def diagnose(
 
     from rlkit.diagnosis import diagnose as diagnose_frame
     from rlkit.ledger import waste_ledger
+    from rlkit.past_run import named
     from rlkit.results import read_run
     from rlkit.run_folder import RunFolder
     from rlkit.tracking import load_run
 
     recipe: Recipe | None
-    if Path(project).is_dir():
+    folder, known_project, run_name = named(project)
+    if folder:
         if name or source:
             raise BadInput(f"{project}: is a run's folder, leave --run and --source out")
-        logged, recipe = read_run(RunFolder(Path(project)))
+        logged, recipe = read_run(RunFolder(Path(folder)))
         verdict = diagnose_frame(logged.frame, recipe)
     else:
-        logged = load_run(project, name, source=source)
+        logged = load_run(known_project, name or run_name or None, source=source)
         recipe = logged.recipe
         verdict = diagnose_frame(logged.frame, recipe)
     if ledger and recipe is None:

@@ -20,7 +20,7 @@ def watch(
     ] = False,
     alerts: Annotated[bool, typer.Option(help="Also as trackio's alerts of the run: changes and stalls.")] = True,
 ) -> None:
-    """Follow a run that goes on: its verdict, and each change of it; a stall is an error."""
+    """Follow a run until it is over: its verdict, and each change of it; a stall is an error."""
     import sqlite3
     import time
     from datetime import UTC, datetime
@@ -34,9 +34,13 @@ def watch(
     followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
     while True:
         logged = load_run(project, name, source=source)
+        step = int(logged.frame.index.max())
+        if logged.recipe is not None and step >= logged.recipe.train.steps:
+            verdict = diagnose(logged.frame, logged.recipe)
+            terminal.labelled(f"step {step}:", "green", f"The run is over. {verdict.headline}")
+            return
         news = followed.look(diagnose(logged.frame, logged.recipe, now=datetime.now(UTC)))
         if news is not None:
-            step = int(logged.frame.index.max())
             terminal.labelled(f"step {step}:", colours[news.level], news.text)
             if alerts and news.level != "info":
                 try:

@@ -103,11 +103,14 @@ def wait_words(signals: Signals) -> str:
 
 def queue_words(signals: Signals) -> str:
     """`the queue is full (208 of 256)`."""
-    words = {"empty": "nearly empty", "full": "mostly full", "part": "partly filled", None: "of unknown size"}
+    words = {"empty": "nearly empty", "full": "mostly full", "part": "partly filled"}
     brimming = signals.queue_fill is not None and signals.queue_fill >= BRIM
-    state = "full" if brimming else words[queue_state(signals)]
+    state = queue_state(signals)
     of = "" if signals.queue_maxsize is None else f" of {number(signals.queue_maxsize)}"
-    return f"the queue is {state} ({number(signals.queue_size or 0.0)}{of})"
+    held = f"{number(signals.queue_size or 0.0)}{of}"
+    if state is None:
+        return f"the queue holds {held} samples"
+    return f"the queue is {'full' if brimming else words[state]} ({held})"
 
 
 def supply(signals: Signals) -> float | None:

@@ -103,6 +103,19 @@ def open_past_run(folder: str = "", project: str = "", name: str = "", source: s
     )
 
 
+def named(subject: str) -> tuple[str, str, str]:
+    """What a command line calls a run, as (folder, project, run): a folder, PROJECT/RUN, or a trackio project.
+
+    Of a project the run is empty: the newest. Raises BadInput for a path that is no folder.
+    """
+    if Path(subject).is_dir():
+        return subject, "", ""
+    project, slash, run = subject.strip("/").partition("/")
+    if "/" in run or subject.startswith(("/", ".", "~")):
+        raise BadInput(f"{subject}: no such run folder; name one under runs/out, a trackio project, or PROJECT/RUN")
+    return "", project if slash else subject, run
+
+
 def open_past_runs(
     wanted: Sequence[str], under: Path = Path("runs/out"), source: str | None = None
 ) -> dict[str, PastRun]:
@@ -114,7 +127,8 @@ def open_past_runs(
     found = [_open(one, under, source) for one in wanted]
     names = [run.name for run in found]
     labels = [run.name if names.count(run.name) == 1 else one for one, run in zip(wanted, found, strict=True)]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
+    same = [(run.project, run.name, run.folder.path.resolve() if run.folder else None) for run in found]
+    twice = next((label for label, one in zip(labels, same, strict=True) if same.count(one) > 1), None)
     if twice is not None:
         raise BadInput(f"{twice}: given twice; a run is compared with other runs")
     return dict(zip(labels, found, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +48,10 @@ def sweep(
     terminal.say(f"{total} points of {planned.base.name} in {folder.path}", terminal.err)
     try:
         results = run_sweep(planned, folder.path, tell, retry_failed)
-    except KeyboardInterrupt:
-        terminal.say(f"what has ended is kept; go on with: rlkit sweep {grid}", terminal.err)
+    except (KeyboardInterrupt, SystemExit):
+        place = [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs else [])]
+        again = shlex.join(["rlkit", "sweep", str(grid), *place])
+        terminal.say(f"what has ended is kept; go on with: {again}", terminal.err)
         raise
     write_index(folder)
     _report(planned, folder, results, as_json)

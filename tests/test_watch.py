@@ -63,17 +63,24 @@ def test_a_clear_answer_ends_the_watch() -> None:
     assert not any(look.stop for look in [unsure.look(verdict("trainer", confidence="low"))] * 3 if look is not None)
 
 
-def test_the_command_looks_until_the_verdict_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [60, 50])
+def test_the_command_looks_until_the_verdict_is_sure_or_the_run_over(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logged = recorded("learning-run").drop(columns="timestamp").reset_index().to_dict("records")
     rows = [{str(name): float(value) for name, value in row.items() if pd.notna(value)} for row in logged]
     moments = [datetime.now(UTC) - timedelta(seconds=len(rows) - number) for number in range(len(rows))]
-    write_run("followed", "run", rows, moments, {"recipe": recipe().to_dict()})
+    write_run("followed", "run", rows, moments, {"recipe": recipe().with_overrides([f"train.steps={steps}"]).to_dict()})
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
 
     result = CliRunner().invoke(app, ["watch", "followed", "--every", "2", "--until-clear"])
 
     assert result.exit_code == 0, result.output
+    if steps == 50:
+        assert result.stdout.startswith("step 50: The run is over. Generation-bound: ")
+        assert slept == []
+        return
     first, last = result.stdout.splitlines()
     assert first.startswith("step 50: Generation-bound: the trainer waits 67 %")
     assert " Next: Raise rollout.max_inflight_tasks" in last
