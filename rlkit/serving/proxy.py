@@ -218,9 +218,11 @@ class Proxy:
         self._driver.replica_left(replica)
 
     def _forgot(self, replica: int, model: str) -> bool:
-        if model not in self.registry.live or not self.registry.serves(replica):
+        if model not in self.registry.live:
             return False
-        self._restarted(replica, f"it does not know {model} any more")
+        # Of several requests that were under way the first tells; the others are sent elsewhere just the same.
+        if self.registry.serves(replica):
+            self._restarted(replica, f"it does not know {model} any more")
         return True
 
     def _restarted(self, replica: int, sign: str) -> None:

@@ -40,6 +40,12 @@ def complete(version, prompt):
     answer.raise_for_status()
 def well():
     return httpx.get(url + "/health", timeout=60).status_code == 200
+def until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise SystemExit("waited for a minute in vain")
 """
 # Publishes a policy through the proxy as TRL does, then logs three steps.
 TRAINS = f"{_TOOLS}\npublish(1)\nlog(1, 2, 3)\n"
@@ -49,12 +55,10 @@ WAITS = "import time; time.sleep(600)"
 SURVIVES = f"""{_TOOLS}
 publish(1)
 log(1)
-while well():
-    time.sleep(0.1)
+until(lambda: not well())
 complete(1, 0)
 log(2)
-while not well():
-    time.sleep(0.1)
+until(well)
 for prompt in range(8):
     complete(1, prompt)
 publish(2)

@@ -149,6 +149,16 @@ async def test_a_request_to_the_only_replica_just_restarted_is_to_be_sent_again(
         assert (await bench.complete(POLICY))[0] == 200
 
 
+async def test_all_requests_that_a_restarted_replica_had_are_sent_elsewhere(replicas: Replicas, adapter: Write) -> None:
+    """Nobody saw the restart; the first answer tells of it, while the others are under way."""
+    async with proxied(replicas) as bench:
+        await bench.load(adapter(POLICY))
+        await replicas[1].restart()
+        answers = await asyncio.gather(*(bench.complete(POLICY, [number] * 48) for number in range(16)))
+        assert {status for status, _ in answers} == {200}
+        await bench.in_service()
+
+
 async def test_what_a_silent_replica_that_is_out_was_asked_for_another_one_answers(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
