@@ -160,7 +160,8 @@ class Fleet:
             return Reading(None)
         job.info = info
         urls = info.status.expose_urls or []
-        if urls and job.url is None:
+        # The ports are exposed one after the other.
+        if urls and len(urls) >= len(job.request.expose) and job.url is None:
             job.url = url_of(urls, job.request.expose, SERVER_PORT)
             if RECEIVER_PORT in job.request.expose:
                 job.receiver = url_of(urls, job.request.expose, RECEIVER_PORT)
