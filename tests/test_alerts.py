@@ -26,7 +26,7 @@ def written(project: str, last_step_ago: timedelta) -> str:
     rows = [{str(name): float(value) for name, value in row.items() if pd.notna(value)} for row in logged]
     end = datetime.now(UTC) - last_step_ago
     moments = [end - timedelta(seconds=2 * (len(rows) - number - 1)) for number in range(len(rows))]
-    return write_run(project, "run", rows, moments, {"recipe": recipe().to_dict()})
+    return write_run(project, "run", rows, moments, {"recipe": recipe().with_overrides(["train.steps=60"]).to_dict()})
 
 
 def alerts(project: str) -> list[dict[str, Any]]:

@@ -164,7 +164,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     advised = rlkit_("advise", "runs/out/chase-local-generation-bound/chase-local-generation-bound-1")
     assert advised.exit_code == 0, advised.output
     assert "rollout.max_inflight_tasks 8 -> " in advised.output
-    assert "share this machine's cores" in advised.output
+    assert "two cores that trainer and replicas share" in advised.output
     named = rlkit_("advise", "local", "--run", "chase-local-generation-bound-1", "--json")
     assert '"objective": "time"' in named.output
 
