@@ -20,8 +20,9 @@ from rlkit.errors import BadInput
 from rlkit.figures import RATIO_BAND
 from rlkit.overlay import Panel, PanelData, Series
 from rlkit.past_run import PastRun
+from rlkit.recipe import spelled
 from rlkit.run_looks import Look, looks
-from rlkit.scoreboard import changes, plain
+from rlkit.scoreboard import changes
 from rlkit.wording import number
 
 # What to look at, by the part of the recipe that changed; a field belongs to the first that names it.
@@ -262,7 +263,7 @@ def _question(pair: Mapping[str, PastRun]) -> str:
     fields = [change for change in changes(before, after) or [] if not change[0].startswith("hardware.")]
     if not 1 <= len(fields) <= _CHANGES_IN_TITLE:
         return f"What changed from {' to '.join(pair)}?"
-    return f"What did {' and '.join(f'{name} {plain(old)} → {plain(new)}' for name, old, new in fields)} change?"
+    return f"What did {' and '.join(f'{name} {spelled(old)} → {spelled(new)}' for name, old, new in fields)} change?"
 
 
 def _reach(panels: Sequence[PanelData], limits: Mapping[str, float], band: tuple[float, float] | None) -> list[float]:

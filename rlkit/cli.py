@@ -5,7 +5,6 @@ Commands import what they need when they run, so that `rlkit --help` and `rlkit 
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Collection
@@ -436,8 +435,9 @@ def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume
 
 def _free_folder(recipe: Recipe, taken: Collection[str] = ()) -> Path:
     """The first folder under runs/out/ for a new run that is not there, and whose name is not taken."""
-    names = itertools.chain([recipe.name], (f"{recipe.name}-{count}" for count in itertools.count(2)))
-    return next(RUNS / free for free in names if free not in taken and not (RUNS / free).exists())
+    from rlkit.run_folder import free_folder
+
+    return free_folder(RUNS, recipe.name, taken)
 
 
 def _findings(recipe: Recipe, folder: Path) -> list[Finding]:

@@ -54,7 +54,7 @@ def readiness(recipe: Recipe, findings: Sequence[Finding]) -> HTML:
 def statement(sentence: str, facts: Mapping[str, object] | None = None, edge: str = GREY) -> HTML:
     """One bold sentence with a coloured edge and, small below it, facts as `name value`."""
     small = " · ".join(escape(f"{name} {value}") for name, value in (facts or {}).items())
-    return _html(
+    return html(
         f'<div class="rlkit-verdict" style="border-left: 5px solid {edge}; padding-left: 16px">'
         f'<p role="heading" aria-level="1" style="font-size: 1.25em"><strong>{escape(sentence)}</strong></p>'
         f"{f'<p>{small}</p>' if small else ''}</div>"
@@ -78,7 +78,7 @@ def shares(verdict: Verdict) -> HTML:
         f' height: 10px; margin-right: 6px; background: {colour}"></span>{words} {percent(share)}</span> '
         for words, share, colour in known
     )
-    return _html(
+    return html(
         f'<div class="rlkit-shares"><div aria-hidden="true" style="display: flex; line-height: 2.2">{bar}</div>'
         f"<p>{legend}</p></div>"
     )
@@ -114,7 +114,7 @@ def changes(previous: PreviousRun | None, recipe: Recipe | None) -> HTML:
     if found.empty:
         return note(f"The same recipe as the run before it, {previous.name}.")
     count = f"{len(found)} field{'s' * (len(found) > 1)} changed since the run before it, {previous.name}:"
-    return _html(f"{note(count).data}{table(found).data}")
+    return html(f"{note(count).data}{table(found).data}")
 
 
 def runs(project: str, source: str = "") -> pd.DataFrame:
@@ -178,7 +178,7 @@ def accuracy(evaluation: Mapping[str, Any]) -> HTML:
 
 def note(text: str) -> HTML:
     """A sentence between tables and figures."""
-    return _html(f"<p>{escape(text)}</p>")
+    return html(f"<p>{escape(text)}</p>")
 
 
 def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.", links: Sequence[str] = ()) -> HTML:
@@ -195,7 +195,7 @@ def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.", links: Sequ
         row[0] = f'<a href="{escape(link)}">{row[0]}</a>'
     rows = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in cells]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return _html(
+    return html(
         '<div class="table-scroll" role="group" aria-label="Table" tabindex="0">'
         f'<table class="rlkit"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -204,17 +204,18 @@ def table(frame: pd.DataFrame, when_empty: str = "Nothing to show.", links: Sequ
 
 def folded(title: str, text: str) -> HTML:
     """Long text behind a title to click on; left out in print."""
-    return _html(f'<details><summary>{escape(title)}</summary><pre tabindex="0">{escape(text)}</pre></details>')
+    return html(f'<details><summary>{escape(title)}</summary><pre tabindex="0">{escape(text)}</pre></details>')
 
 
 def commands(lines: Mapping[str, str]) -> HTML:
     """Shell commands to copy, each with what it does as a comment."""
     width = max(map(len, lines), default=0)
     text = "\n".join(f"{command:<{width}}  # {what}" for command, what in lines.items())
-    return _html(f"<pre>{escape(text)}</pre>")
+    return html(f"<pre>{escape(text)}</pre>")
 
 
-def _html(text: str) -> HTML:
+def html(text: str) -> HTML:
+    """Markup as a notebook shows it."""
     return HTML(text)  # type: ignore[no-untyped-call]  # IPython's is untyped
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 
 from rlkit.engines import OnEvent, launch
@@ -17,7 +16,7 @@ from rlkit.errors import BadInput
 from rlkit.past_run import PastRun, open_past_run, open_past_runs
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.results import logged_names, write_results
-from rlkit.run_folder import RunFolder
+from rlkit.run_folder import RunFolder, free_folder
 from rlkit.simulation.published import PublishedRun, published_runs
 
 CHASE = "five_run_chase"
@@ -99,6 +98,4 @@ def _there(out: Path, name: str) -> Iterator[RunFolder]:
 
 
 def _free(out: Path, recipe: Recipe) -> str:
-    taken = logged_names(recipe)
-    names = (recipe.name if number == 1 else f"{recipe.name}-{number}" for number in count(1))
-    return next(name for name in names if name not in taken and not (out / name).exists())
+    return free_folder(out, recipe.name, logged_names(recipe)).name

@@ -17,7 +17,7 @@ from rlkit import display
 from rlkit.chart import VERMILLION
 from rlkit.errors import BadInput, RlkitError
 from rlkit.preflight import Finding, check, gather_facts
-from rlkit.recipe import Recipe, load_recipe
+from rlkit.recipe import Recipe, load_recipe, spelled
 from rlkit.simulation.prediction import Prediction, Spread, predict
 from rlkit.wording import number
 
@@ -60,7 +60,7 @@ def field_text(recipe: Recipe, field: str) -> str:
     value: Any = recipe.to_dict()
     for part in field.split("."):
         value = value[part]
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return spelled(value)
 
 
 def assignments(base: Recipe, values: Mapping[str, str], more: str) -> list[str]:

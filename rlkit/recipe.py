@@ -279,6 +279,15 @@ def recipe_diff(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
     return [(n, before.get(n), after.get(n)) for n in names if n != "name" and before.get(n) != after.get(n)]
 
 
+def spelled(value: object) -> str:
+    """A field's value as YAML spells it.
+
+    >>> spelled(None), spelled(True), spelled(0.5)
+    ('null', 'true', '0.5')
+    """
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _with_overrides(layers: list[Layer], overrides: list[str]) -> Recipe:
     """The recipe that the layers make, with assignments applied. Raises BadInput, told of the layer that is wrong."""
     data = merge_layers(layers)

@@ -14,13 +14,12 @@ from typing import Literal
 
 from rlkit.recipe import Recipe
 from rlkit.simulation.hardware import CPU_FLAVOR
-from rlkit.simulation.planning import SHORT_RETRY_S, usd_per_hour
+from rlkit.simulation.planning import PACKED_FILL, SHORT_RETRY_S, packed_tokens, usd_per_hour
 
 Side = Literal["trainer", "generation", "sync", "cost"]
 
 # Longest sequences that a packed row holds: four as published, and its neighbours for other memories.
 ROWS_OF_CONTEXTS = (8, 4, 2, 1)
-PACKED_FILL = 0.95  # how full a packed row gets (batch/row_fill_frac of the published run 2)
 
 # Rollouts in flight for each engine: what one had in the published chase (64, then 128), and once more.
 IN_FLIGHT_LADDER = (16, 32, 64, 128, 256)
@@ -89,15 +88,13 @@ def _pack(now: Situation) -> Iterator[Change]:
         budget = contexts * longest
         if budget <= max(budget_now, rows_now):
             continue
-        tokens = now.samples_per_step * now.sample_tokens
-        rows = max(1, math.ceil(tokens / (budget * PACKED_FILL * train.processes)))
         if budget_now and train.gradient_accumulation_steps < 2:
             return
         yield Change(
             slug=f"rows-{budget}",
             causes=("tiny-rows", "compute"),
             side="trainer",
-            overrides=(f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"),
+            overrides=tuple(packed_tokens(now.recipe, now.samples_per_step * now.sample_tokens, budget)),
             side_effects=("Samples of a step vary with their lengths.",) if not budget_now else (),
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,3 +95,9 @@ class RunFolder:
     def report(self) -> Path:
         """The rendered report, one self-contained HTML file; report.json beside it says the same for machines."""
         return self.path / "report.html"
+
+
+def free_folder(under: Path, name: str, taken: Collection[str] = ()) -> Path:
+    """The first of `name`, `name-2`, ... for a new run that is no folder yet, and whose name is not taken."""
+    names = itertools.chain([name], (f"{name}-{count}" for count in itertools.count(2)))
+    return next(under / free for free in names if free not in taken and not (under / free).exists())

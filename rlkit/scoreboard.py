@@ -17,7 +17,7 @@ import pandas as pd
 
 from rlkit.ledger import wall_clock_s
 from rlkit.past_run import PastRun
-from rlkit.recipe import Recipe, recipe_diff
+from rlkit.recipe import Recipe, recipe_diff, spelled
 from rlkit.signals import column, settled_steps
 from rlkit.wording import number
 
@@ -110,15 +110,10 @@ def change_text(before: PastRun | None, run: PastRun) -> str | None:
     if found is None:
         return None
     found = [change for change in found if change[0] != "hardware.usd_per_hour"]
-    told = [f"{name} {plain(old)} → {plain(new)}" for name, old, new in found]
+    told = [f"{name} {spelled(old)} → {spelled(new)}" for name, old, new in found]
     if len(told) > MOST_CHANGES:
         return f"{len(told)} fields: {', '.join(told[:MOST_CHANGES])}, ..."
     return ", ".join(told) or "none"
-
-
-def plain(value: object) -> str:
-    """A recipe's value as YAML spells it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def weight_syncs(runs: Mapping[str, PastRun]) -> pd.DataFrame:

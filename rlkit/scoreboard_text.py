@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from rlkit.past_run import PastRun
-from rlkit.scoreboard import DECISIONS, changes, plain
+from rlkit.recipe import spelled
+from rlkit.scoreboard import DECISIONS, changes
 from rlkit.wording import number, percent
 
 NOT_LOGGED, NO_COUNTERS, UNKNOWN = "not logged", "no counters", "unknown"
@@ -144,7 +145,7 @@ def routing_table(counts: pd.DataFrame, published: Published = NOTHING_PUBLISHED
 
 def changes_table(before: PastRun | None, run: PastRun) -> pd.DataFrame:
     """The recipe as a diff to the run before: field, old value, new value; no rows when nothing changed."""
-    rows = [(name, plain(old), plain(new)) for name, old, new in changes(before, run) or []]
+    rows = [(name, spelled(old), spelled(new)) for name, old, new in changes(before, run) or []]
     return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
 
 

@@ -27,14 +27,14 @@ def chapter(
     """What there is to say of one run, in the order in which it is read."""
     order = list(runs)
     place, run = order.index(name), runs[name]
-    yield _html(f"<h2>Run {place + 1}: {escape(name)}</h2>")
+    yield show.html(f"<h2>Run {place + 1}: {escape(name)}</h2>")
     before = runs[order[place - 1]] if place else None
     yield show.note(_change(before, run))
     if before is not None and changes(before, run):
         yield show.table(changes_table(before, run))
     yield chase_figures.change(runs, name, x) if place else chase_figures.dashboard(runs, name, x)
     verdict = show.headline(run.verdict, _facts(run))
-    yield _html(f'<div class="rlkit-chapter">{verdict.data}</div>')
+    yield show.html(f'<div class="rlkit-chapter">{verdict.data}</div>')
     yield show.note(_why(run))
     told = published.get(name, {})
     if told.get("verdict"):
@@ -91,7 +91,3 @@ def _why(run: PastRun) -> str:
 def _published(told: Mapping[str, object]) -> str:
     after = f"; next: {told['next']}" if told.get("next") else "; there the chase ended"
     return f"Its authors said: {told['verdict']}, {told['cause']}{after}."
-
-
-def _html(text: str) -> HTML:
-    return HTML(text)  # type: ignore[no-untyped-call]  # IPython's is untyped

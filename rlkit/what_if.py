@@ -6,7 +6,6 @@ takes about half a second. What was predicted once is known by its values and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -16,7 +15,7 @@ import pandas as pd
 from rlkit.diagnosis import Verdict
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
-from rlkit.simulation.planning import PACKED_FILL, packed, tokens_per_sample, usd_per_hour
+from rlkit.simulation.planning import PACKED_FILL, packed, tokens_per_sample, unbeaten, usd_per_hour
 from rlkit.simulation.prediction import predict
 from rlkit.simulation.recipes import translate
 
@@ -189,16 +188,8 @@ def cost(found: Predicted) -> float:
 
 
 def front(found: Iterable[Predicted]) -> list[Predicted]:
-    """Those that no other one beats in time and cost, fastest first.
-
-    Of equals in both, the first stays.
-    """
-    best, kept = math.inf, []
-    for one in sorted(found, key=lambda one: (one.minutes, cost(one))):
-        if cost(one) < best:
-            best = cost(one)
-            kept.append(one)
-    return kept
+    """Those that no other one beats in time and cost, fastest first; of equals in both, the first."""
+    return unbeaten(found, lambda one: (one.minutes, cost(one)))
 
 
 def as_row(found: Predicted) -> dict[str, float | None]:

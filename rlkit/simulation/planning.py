@@ -14,11 +14,11 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 from rlkit import machine
 from rlkit.diagnosis import diagnose
@@ -36,12 +36,14 @@ PLANNED_STEPS = 100
 # Replicas tried: from one up to this many more than the recipe has.
 MORE_REPLICAS = 2
 
+T = TypeVar("T")
+
 # Rollouts in flight per replica; an engine gains little beyond, and the queue only gets older.
 IN_FLIGHT_PER_REPLICA = (64, 128, 256)
 
 # Sequences of the longest kind that a packed row holds, as in the published chase (16,384 tokens for 4,096).
 ROW_OF_SEQUENCES = 4
-PACKED_FILL = 0.95
+PACKED_FILL = 0.95  # how full a packed row gets (batch/row_fill_frac of the published run 2)
 
 # Seconds between two attempts to load an adapter: the published choices end here.
 SHORT_RETRY_S = 0.5
@@ -169,7 +171,12 @@ def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]
 
 def packed(recipe: Recipe, samples: float, budget: int) -> list[str]:
     """The changes that pack rows of `budget` tokens, as many as hold so many samples a step."""
-    rows = max(1, math.ceil(samples * tokens_per_sample(recipe) / (budget * PACKED_FILL * recipe.train.processes)))
+    return packed_tokens(recipe, samples * tokens_per_sample(recipe), budget)
+
+
+def packed_tokens(recipe: Recipe, tokens: float, budget: int) -> list[str]:
+    """The changes that pack rows of `budget` tokens, as many for each process as hold `tokens` a step."""
+    rows = max(1, math.ceil(tokens / (budget * PACKED_FILL * recipe.train.processes)))
     return [f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"]
 
 
@@ -212,14 +219,24 @@ def _is_allowed(point: Point, budget_usd: float | None, deadline_min: float | No
     return in_budget and (deadline_min is None or point.wall_clock_min <= deadline_min)
 
 
-def _front(points: Sequence[Point]) -> Iterator[Point]:
+def _front(points: Sequence[Point]) -> list[Point]:
     """The points that no other one beats in time and cost; without prices, the fastest for each number of replicas."""
 
     def cost(point: Point) -> float:
         return point.usd if point.usd is not None else float(point.replicas)
 
-    best = math.inf
-    for point in sorted(points, key=lambda point: (point.wall_clock_min, cost(point), len(point.changes))):
-        if cost(point) < best:
-            best = cost(point)
-            yield point
+    simplest = sorted(points, key=lambda point: len(point.changes))
+    return unbeaten(simplest, lambda point: (point.wall_clock_min, cost(point)))
+
+
+def unbeaten(points: Iterable[T], of: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Those that no other one beats in both figures that `of` gives, less being better; the least first of them first.
+
+    Of equals in both, the first stays.
+    """
+    best, kept = math.inf, []
+    for point in sorted(points, key=of):
+        if of(point)[1] < best:
+            best = of(point)[1]
+            kept.append(point)
+    return kept

@@ -22,7 +22,8 @@ from rlkit.recipe import Recipe
 from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate
-from rlkit.simulation.setup import Engine, Setup
+from rlkit.simulation.replica import slower
+from rlkit.simulation.setup import Setup
 from rlkit.simulation.simulate import simulate
 
 # Simulations until the factors have settled, at most: each figure answers to its own factor almost alone.
@@ -132,7 +133,7 @@ def _scaled(setup: Setup, factors: Factors, measured: Measured) -> Setup:
     longest = 0.99 * lengths.longest  # no mean reaches the cut
     return replace(
         setup,
-        engines=tuple(_slower(engine, factors.decoding) for engine in setup.engines),
+        engines=tuple(replace(engine, rates=slower(engine.rates, factors.decoding)) for engine in setup.engines),
         lengths=replace(
             lengths,
             mean_start=min(longest, lengths.mean_start * factors.lengths),
@@ -156,20 +157,6 @@ def _scaled(setup: Setup, factors: Factors, measured: Measured) -> Setup:
             merged_s=sync.merged_s * factors.loading,
         ),
         score_s=known.get("score_s", setup.score_s),
-    )
-
-
-def _slower(engine: Engine, factor: float) -> Engine:
-    rates = engine.rates
-    return replace(
-        engine,
-        rates=replace(
-            rates,
-            base_s=rates.base_s * factor,
-            sequence_s=rates.sequence_s * factor,
-            token_s=rates.token_s * factor,
-            prefill_token_s=rates.prefill_token_s * factor,
-        ),
     )
 
 
