@@ -108,7 +108,7 @@ class _State:
     waiting: list[Point]
     running: dict[Future[Ended], Point] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
-    spent_usd: float = 0.0  # by earlier starts of this sweep, whatever became of their points
+    spent_usd: dict[str, float] = field(default_factory=dict)  # by each point, in all starts of this sweep
 
 
 def run_sweep(
@@ -127,7 +127,7 @@ def run_sweep(
         state = _State([])
         for point in sweep.points:
             ended = read_ended(folder, point)
-            state.spent_usd += _spent_so_far(folder, point) if ended is None else ended.spent_usd
+            state.spent_usd[point.key] = _spent_so_far(folder, point) if ended is None else ended.spent_usd
             if ended is None or (retry_failed and ended.status == "failed"):
                 state.waiting.append(point)
             else:
@@ -198,13 +198,12 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
     cores, limits = machine.cores(), sweep.limits
     engines = {point.recipe.engine for point in state.waiting}
     most = sum(parallel(engine, limits, cores) for engine in engines)
-    spent = state.spent_usd
     with ThreadPoolExecutor(most, thread_name_prefix="point") as pool:
         try:
             while state.waiting or state.running:
                 running = list(state.running.values())
                 while (point := next_point(state.waiting, running, limits, cores)) is not None:
-                    refused = over_budget(point, spent, running, limits)
+                    refused = over_budget(point, sum(state.spent_usd.values()), running, limits)
                     if refused is not None and running:
                         break  # those that run may take less than they could
                     state.waiting.remove(point)
@@ -217,7 +216,7 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
                 for future in wait(state.running, return_when=FIRST_COMPLETED).done:
                     point = state.running.pop(future)
                     ended = state.ended[point.key] = future.result()
-                    spent += ended.spent_usd
+                    state.spent_usd[point.key] = ended.spent_usd
                     on_end(point, ended, len(state.ended))
         except BaseException:
             kernels.stop()  # the threads end with their kernels

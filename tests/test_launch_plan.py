@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,17 @@ def test_a_run_started_in_the_background_is_watched_to_its_end(tmp_path: Path) -
     child = start_in_background(load_recipe(LOCAL, ["engine=sim", "train.steps=8", "name=mine"]), folder, report=False)
     source = FolderSource(folder, child)
     assert not source.look().over
+    child.send_signal(signal.SIGINT)  # a cell of the notebook is interrupted, and with it the kernel's process group
     assert child.wait(120) == 0
     assert (source.look().over, source.look().status, len(source.look().frame)) == (True, "it finished", 8)
     assert any("8 steps in" in line for line in folder.engine_log.read_text().splitlines())
+
+
+def test_a_rented_run_is_not_started_where_nobody_is_asked(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(BadInput, match="rented hardware is asked about first"):
+        start_in_background(load_recipe(RUNS / "published" / "r1-dp2.yaml"), folder)
+    assert not folder.path.exists()
 
 
 def test_a_run_that_is_refused_says_why_in_the_log(tmp_path: Path) -> None:

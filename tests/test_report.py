@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from plotly.offline import get_plotlyjs
 from recorded_runs import recorded
+from run_folders import run_folder
 
 from rlkit import figures
 from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
@@ -274,6 +275,12 @@ def test_a_folder_without_a_run_is_bad_input_and_starts_no_kernel(
     monkeypatch.setattr("rlkit.report.papermill.execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
     with pytest.raises(BadInput, match=r"not a run folder, it has no recipe\.yaml"):
         report_run(RunFolder(tmp_path))
+
+
+def test_a_page_is_not_written_where_its_twin_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.report.papermill.execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
+    with pytest.raises(BadInput, match=r"page\.json: --out names the page, .* name it \.html"):
+        report_run(run_folder(tmp_path / "run"), tmp_path / "page.json")
 
 
 def test_a_folder_in_the_place_of_the_page_is_bad_input(tmp_path: Path) -> None:

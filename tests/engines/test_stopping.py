@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.engines.state import is_going_on
-from rlkit.engines.stopping import ask_to_stop
+from rlkit.engines.stopping import ask_to_stop, sigterm_as_exit
 from rlkit.errors import BadInput
 from rlkit.run_folder import RunFolder
 
@@ -45,6 +45,21 @@ def test_the_engine_that_runs_in_a_folder_unwinds(tmp_path: Path) -> None:
         assert engine.wait(30) == 128 + signal.SIGTERM
     assert json.loads(folder.state.read_text())["status"] == "stopped"
     assert not is_going_on(folder)
+
+
+def test_a_signal_that_is_repeated_does_not_interrupt_the_unwinding() -> None:
+    """A Jupyter kernel that is shut down sends it again and again."""
+    cleaned = False
+    with pytest.raises(SystemExit) as ended, sigterm_as_exit():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_where_nothing_runs_there_is_nothing_to_stop(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from rlkit.errors import BadInput
 from rlkit.evaluation import evaluate, store
 from rlkit.evaluation.interventions import Labelled, label
 from rlkit.evaluation.scenarios import Scenario, scenarios
@@ -56,6 +57,12 @@ def test_an_evaluation_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: p
     labels.put(labelled(drawn[1], 1))
     monkeypatch.setattr(evaluate, "ProcessPoolExecutor", None)  # nothing is simulated
     assert len(evaluate.evaluate(drawn[:2], labels, seeds=2)) == 4
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_simulated(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="choose another --store"):
+        evaluate.evaluate([], LabelStore(tmp_path / "file" / "store"))
 
 
 def test_a_run_that_was_half_written_is_not_there(tmp_path: Path) -> None:
