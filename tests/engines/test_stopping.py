@@ -49,14 +49,18 @@ def test_the_engine_that_runs_in_a_folder_unwinds(tmp_path: Path) -> None:
 
 def test_a_signal_that_is_repeated_does_not_interrupt_the_unwinding() -> None:
     """A Jupyter kernel that is shut down sends it again and again."""
-    cleaned = False
-    with pytest.raises(SystemExit) as ended, sigterm_as_exit():
+    cleaned = []
+
+    def stopped() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             for _ in range(3):
                 signal.raise_signal(signal.SIGTERM)
-            cleaned = True
+            cleaned.append(True)
+
+    with pytest.raises(SystemExit) as ended, sigterm_as_exit():
+        stopped()
     assert cleaned
     assert ended.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
