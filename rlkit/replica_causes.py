@@ -56,8 +56,8 @@ def slow_replica_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
         name="slow-replica",
         text=f"a slow replica (each of its requests gets {percent(signals.replica_speed_spread or 0.0)} fewer tokens "
         "than those of the others)",
-        next_action="Find the slow replica (the proxy's /metrics has every replica under its number) and start it on another "
-        f"machine, or lower serve.replicas without it; alike, they would generate {percent(gain)} more.",
+        next_action="Find the slow replica (the proxy's /metrics has every replica under its number) and start it on "
+        f"another machine, or lower serve.replicas without it; alike, they would generate {percent(gain)} more.",
         seconds=seconds,
         alone=True,
     )
