@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, such as runs/out/local.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# Processes get 10 s to end by themselves before they are killed, replicas all at once; rented Jobs take longer.
+# Jobs get 3 s on this machine to end by themselves, rented ones are cancelled one by one over the network.
 STOPPED_WITHIN_S = 120.0
 
 
