@@ -3,11 +3,12 @@ proxy; replicas are emulated ones, and the trainer is a few lines."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 from hub.hub_server import EmulatedHub
-from hub.stand_ins import SERVE
+from hub.stand_ins import SERVE, when
 
 from rlkit.engines.base import Event, Outcome
 from rlkit.engines.hf_figures import Figures
@@ -47,6 +48,18 @@ def test_run_from_launch_to_results(
     assert delivered == recipe.with_overrides(["transport.retry_s=2"])
     assert any("transport.retry_s 2: as measured on 20" in event.text for event in events)
     assert load_recipe(folder.recipe) == recipe
+
+
+@pytest.mark.parametrize("phase", ["cancelling the replicas", "fetching the results"])
+def test_run_that_is_stopped_after_its_last_step_has_finished(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event], phase: str
+) -> None:
+    """Its results are here, and nothing runs (the fixture), when the signal is raised at last."""
+    stop = when(phase, lambda: signal.raise_signal(signal.SIGTERM), events)
+    with pytest.raises(SystemExit):
+        launch(changes=["serve.replicas=1"], on_event=stop)
+    assert read_state(folder)["status"] == "finished"
+    assert folder.steps.read_text().count("\n") == 3
 
 
 def test_refused_price_starts_nothing(launch: Launch, hub: EmulatedHub) -> None:
