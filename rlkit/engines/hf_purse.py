@@ -48,7 +48,9 @@ class Purse:
             return f"hardware.budget_usd: all of ${most_usd:.2f} are spent by this run"
         if wanted <= self.free_usd + _ROUNDING_USD:
             return None
-        return f"{self.limit}: ${self.free_usd:.2f} of ${self.total_usd:.2f} is left and this run may take ${wanted:.2f}"
+        return (
+            f"{self.limit}: ${self.free_usd:.2f} of ${self.total_usd:.2f} is left and this run may take ${wanted:.2f}"
+        )
 
     def start(self, run: str, most_usd: float) -> None:
         """Set aside what a run may take that `refusal` lets start."""

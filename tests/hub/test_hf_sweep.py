@@ -1,4 +1,4 @@
-"""A sweep whose points are rented: several at once up to its limit, all within one total, each a notebook of its own."""
+"""A sweep whose points are rented: several at once up to its limit, within one total, each in a kernel of its own."""
 
 from __future__ import annotations
 
