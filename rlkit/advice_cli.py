@@ -94,6 +94,10 @@ def chase(
     approve: Annotated[
         bool, typer.Option("--approve", "--yes", help="Do not ask before each run on rented hardware.")
     ] = False,
+    spend: Annotated[
+        float | None,
+        typer.Option("--spend-usd", min=0.001, metavar="USD", help="The most all its rented runs may cost together."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, apply the best advice, run again, until none is worth it. The same command goes on with a chase."""
@@ -126,7 +130,7 @@ def chase(
     try:
         with open_progress(terminal.err) as progress:
             asked = (lambda price: True) if approve else terminal.agreed
-            board = run_chase(board, recipe, place, progress, before, after, asked)
+            board = run_chase(board, recipe, place, progress, before, after, asked, spend_usd=spend)
     except (KeyboardInterrupt, SystemExit):
         kept = place.load()
         done = 0 if kept is None else len(kept.probes)

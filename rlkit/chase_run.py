@@ -14,6 +14,7 @@ from rlkit.chase import Probe, Scoreboard, Start, Stop, decide
 from rlkit.chase_folder import ChaseFolder, with_run
 from rlkit.diagnosis import Verdict
 from rlkit.engines import OnEvent, launch
+from rlkit.engines.hf_purse import Purse, billed
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.pace import run_minutes
@@ -23,6 +24,9 @@ from rlkit.run_folder import RunFolder
 
 # Past the warm-up of any staleness, and enough steps after it that their mean is known within a few percent.
 PROBE_STEPS = 60
+
+# What the total of a chase's rented runs is called where it is set.
+SPEND = "--spend-usd"
 
 Tell = Callable[[Probe], None]
 
@@ -36,12 +40,16 @@ def chase(
     after: Tell = lambda probe: None,
     confirm: Callable[[object], bool] = lambda price: True,
     processes: int | None = None,
+    spend_usd: float | None = None,
 ) -> Scoreboard:
     """Go on with a chase until it ends. `before` and `after` are told each run, `confirm` asked before one is rented.
 
-    Raises RunFailed or BadInput when the first run cannot be; a later one that cannot ends there, and another change is
-    tried.
+    Its rented runs cost at most `spend_usd` together: one that may cost more than is left ends the chase. Raises
+    RunFailed or BadInput when the first run cannot be; a later one that cannot ends there, and another change is tried.
     """
+    purse = None if spend_usd is None else _purse(spend_usd, board, place)
+    if purse is not None and start.hardware.budget_usd is None:
+        raise BadInput(f"hardware.budget_usd: not set, and {SPEND} needs to know what a run may cost")
     place.save(board)
     while True:
         next_step = decide(board.probes, board.rules)
@@ -54,12 +62,50 @@ def chase(
         else:
             number = len(board.probes) + 1
             probe = place.write_change(number, next_step.parent, next_step.advice, start)
+        refused = None if purse is None else _refusal(purse, probe, place)
+        if refused is not None:
+            if probe.parent is None:
+                raise BadInput(refused)
+            board = replace(board, stopped=refused)
+            place.save(board)
+            return board
         before(probe)
         probe = _measured(probe, board, place, on_event, confirm, processes)
+        if purse is not None:
+            purse.ended(probe.folder, _billed(probe, place))
         place.write_outcome(probe)
         board = with_run(board, probe)
         place.save(board)
         after(probe)
+
+
+def _purse(spend_usd: float, board: Scoreboard, place: ChaseFolder) -> Purse:
+    """The total, less what the chase's runs were billed before; also the one that an earlier kernel left."""
+    purse = Purse(spend_usd, SPEND)
+    for probe in board.probes:
+        purse.ended(probe.folder, _billed(probe, place))
+    begun = place.run(len(board.probes) + 1)
+    if begun.state.exists():
+        purse.ended(begun.name, billed(load_recipe(begun.recipe), read_state(begun)))
+    return purse
+
+
+def _billed(probe: Probe, place: ChaseFolder) -> float:
+    state = read_state(place.run(probe.number))
+    # Without a state it was refused before anything was asked of the Hub.
+    return billed(load_recipe(place.recipe(probe)), state) if state else 0.0
+
+
+def _refusal(purse: Purse, probe: Probe, place: ChaseFolder) -> str | None:
+    """Why a run may not be paid; None for one that may, that is over, or that costs nothing."""
+    recipe = load_recipe(place.recipe(probe))
+    if recipe.engine != "hf" or read_state(place.run(probe.number)).get("status") == "finished":
+        return None
+    most_usd = recipe.hardware.budget_usd or 0.0
+    refused = purse.refusal(probe.folder, most_usd)
+    if refused is None:
+        purse.start(probe.folder, most_usd)
+    return refused
 
 
 def _measured(

@@ -29,7 +29,7 @@ from rlkit.launch_plan import (
 )
 from rlkit.live_source import FolderSource
 from rlkit.live_view import LiveView
-from rlkit.recipe import load_recipe
+from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
 _CHOICES = {"engine": ("local", "hf", "sim"), "cap.policy": ("rlkit", "published", "none")}
@@ -57,6 +57,11 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
         )
         self._start = widgets.Button(description="Start the run", button_style="primary", layout={"width": "auto"})
         self._start.on_click(self._on_start)
+        self._pay = widgets.Button(button_style="warning", layout={"width": "auto"})
+        self._pay.on_click(self._on_pay)
+        self._leave = widgets.Button(description="Do not start", layout={"width": "auto"})
+        self._leave.on_click(lambda _: self._withdraw("Nothing was started."))
+        self._question = widgets.HBox([self._pay, self._leave], layout={"display": "none"})
         self._said, self._about, self._ahead = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._fill()
         for one in (self._folder, self._more, *self._fields.values()):
@@ -64,7 +69,8 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
         self._recipe.observe(self._on_recipe, "value")
         for one in (self._recipe, self._folder, self._more, *self._fields.values()):
             one.layout.width = "420px"
-        left = widgets.VBox([self._recipe, *self._fields.values(), self._more, self._folder, self._start, self._said])
+        below = [self._more, self._folder, self._start, self._said, self._question]
+        left = widgets.VBox([self._recipe, *self._fields.values(), *below])
         right = widgets.VBox([self._about, self._ahead], layout={"flex": "1 1 420px", "min_width": "0"})
         self._below = widgets.VBox([])
         both = widgets.HBox([left, right], layout={"flex_flow": "row wrap", "grid_gap": "8px 32px"})
@@ -93,6 +99,7 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
 
     def _consider(self) -> None:
         self._turn += 1
+        self._withdraw()  # a price that was asked for is another recipe's
         base = load_recipe(self._recipe.value)
         changes = assignments(base, {name: str(one.value) for name, one in self._fields.items()}, self._more.value)
         self.plan = consider(self._recipe.value, changes, Path(self.folder))
@@ -120,7 +127,7 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
             self._fill()
             self._consider()
         except RlkitError as error:
-            self._said.value = f'<p role="status">{escape(str(error))}</p>'
+            self._tell(str(error))
 
     def _on_change(self, _: object) -> None:
         if self._filling:
@@ -128,23 +135,59 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
         try:
             self._consider()
         except RlkitError as error:
-            self._said.value = f'<p role="status">{escape(str(error))}</p>'
+            self._tell(str(error))
 
     def _on_start(self, _: object) -> None:
         if self.plan.recipe is None:
             return
         self._start.disabled = True
+        if self.plan.recipe.engine == "hf":
+            self._ask(self.plan.recipe)
+        else:
+            self._begin(self.plan.recipe)
+
+    def _ask(self, recipe: Recipe) -> None:
+        """Say what rented hardware costs, beside the button that agrees to it."""
+        from rlkit.engines.hf_offer import in_short, offer  # the Hub's client takes seconds to import
+
+        self._tell("Asking the Hub what it costs…")
+        try:
+            price = offer(recipe)
+        except RlkitError as error:
+            self._withdraw(str(error))
+            return
+        self._tell(f"This rents hardware: {price}. Nothing is started yet.")
+        self._pay.description = f"Start for {in_short(price)}"
+        self._question.layout.display = "flex"
+
+    def _on_pay(self, _: object) -> None:
+        if self._question.layout.display == "none" or self.plan.recipe is None:
+            return
+        self._question.layout.display = "none"
+        self._begin(self.plan.recipe, is_agreed=True)
+
+    def _withdraw(self, text: str = "") -> None:
+        """Take the question back; `text` says why."""
+        self._question.layout.display = "none"
+        if text:
+            self._tell(text)
+            self._start.disabled = not self.plan.ready or self._goes_on()
+
+    def _begin(self, recipe: Recipe, is_agreed: bool = False) -> None:
         folder = RunFolder(Path(self.folder))
         try:
-            child = start_in_background(self.plan.recipe, folder)
+            child = start_in_background(recipe, folder, is_agreed=is_agreed)
         except RlkitError as error:
-            self._said.value = f'<p role="status">{escape(str(error))}</p>'
+            self._tell(str(error))
             self._start.disabled = False
             return
-        self._said.value = f'<p role="status">Started in {escape(str(folder.path))}; it is shown below.</p>'
+        self._tell(f"Started in {folder.path}; it is shown below.")
         self.view = LiveView(FolderSource(folder, child))
         self._below.children = [self.view]
         self.view.watch(lambda: self._on_change(None))  # the folder holds a run now, and another may be started
+
+    def _tell(self, text: str) -> None:
+        self._said.value = f'<p role="status">{escape(text)}</p>'
 
     def _field(self, name: str) -> widgets.DOMWidget:
         if name in _CHOICES:

@@ -220,21 +220,6 @@ def next_point(waiting: Sequence[Point], running: Sequence[Point], limits: Limit
     return next((point for point in waiting if has_room(point.recipe.engine)), None)
 
 
-def over_budget(point: Point, spent_usd: float, running: Sequence[Point], limits: Limits) -> str | None:
-    """Why a point on rented hardware may not start: what all may cost together would be passed. None: it may.
-
-    `spent_usd` is what the finished ones took; one that runs may take all of its own `hardware.budget_usd`.
-    """
-    if limits.usd is None or point.recipe.engine != "hf":
-        return None
-    held = sum(other.recipe.hardware.budget_usd or 0.0 for other in running if other.recipe.engine == "hf")
-    wanted = point.recipe.hardware.budget_usd or 0.0
-    left = limits.usd - spent_usd - held
-    if wanted <= left:
-        return None
-    return f"limits.usd: ${left:.2f} of ${limits.usd:.2f} is left and this point may take ${wanted:.2f}"
-
-
 def _combinations(given: SweepFile, source: str) -> Iterable[dict[str, Any]]:
     """Every point's values: the grid's product, the listed points after it, each with every seed."""
     if not given.grid and not given.points and not given.seeds:

@@ -32,12 +32,13 @@ from jupyter_core.utils import ensure_event_loop
 
 from rlkit import display, machine
 from rlkit.chart import VERMILLION
+from rlkit.engines.hf_purse import Purse, billed
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
-from rlkit.sweep import Point, Sweep, load_sweep, next_point, over_budget, parallel
+from rlkit.sweep import Point, Sweep, load_sweep, next_point, parallel
 from rlkit.sweep_kernels import Kernels
 from rlkit.sweep_table import Summary, column_of, results_table, summarise
 
@@ -106,9 +107,9 @@ class SweepFolder:
 @dataclass
 class _State:
     waiting: list[Point]
+    purse: Purse
     running: dict[Future[Ended], Point] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
-    spent_usd: dict[str, float] = field(default_factory=dict)  # by each point, in all starts of this sweep
 
 
 def run_sweep(
@@ -124,10 +125,11 @@ def run_sweep(
     """
     folder = SweepFolder(out)
     with _claimed(folder, sweep):
-        state = _State([])
+        # Where no point is rented there is no limit, and nothing is asked of the purse.
+        state = _State([], Purse(sweep.limits.usd or 0.0, "limits.usd"))
         for point in sweep.points:
             ended = read_ended(folder, point)
-            state.spent_usd[point.key] = _spent_so_far(folder, point) if ended is None else ended.spent_usd
+            state.purse.ended(point.key, _spent_so_far(folder, point) if ended is None else ended.spent_usd)
             if ended is None or (retry_failed and ended.status == "failed"):
                 state.waiting.append(point)
             else:
@@ -203,8 +205,9 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
             while state.waiting or state.running:
                 running = list(state.running.values())
                 while (point := next_point(state.waiting, running, limits, cores)) is not None:
-                    refused = over_budget(point, sum(state.spent_usd.values()), running, limits)
-                    if refused is not None and running:
+                    rented, most_usd = point.recipe.engine == "hf", point.recipe.hardware.budget_usd or 0.0
+                    refused = state.purse.refusal(point.key, most_usd) if rented else None
+                    if refused is not None and state.purse.going:
                         break  # those that run may take less than they could
                     state.waiting.remove(point)
                     if refused is not None:
@@ -212,11 +215,13 @@ def _run_all(sweep: Sweep, folder: SweepFolder, state: _State, kernels: Kernels,
                         on_end(point, state.ended[point.key], len(state.ended))
                         continue
                     running.append(point)
+                    if rented:
+                        state.purse.start(point.key, most_usd)
                     state.running[pool.submit(_in_own_loop, _run_point, sweep, folder, point, kernels)] = point
                 for future in wait(state.running, return_when=FIRST_COMPLETED).done:
                     point = state.running.pop(future)
                     ended = state.ended[point.key] = future.result()
-                    state.spent_usd[point.key] = ended.spent_usd
+                    state.purse.ended(point.key, ended.spent_usd)
                     on_end(point, ended, len(state.ended))
         except BaseException:
             kernels.stop()  # the threads end with their kernels
@@ -264,24 +269,16 @@ def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels
     write_page(run.report, page)
     seconds = round(time.monotonic() - began, 2)
     status: Status = "done" if error is None else "failed"
-    ended = Ended(point.key, status, error, attempts, seconds, summary, _spent(point, run))
+    ended = Ended(point.key, status, error, attempts, seconds, summary, billed(point.recipe, read_state(run)))
     if not kernels.stopping:  # a point that was stopped has not ended
         _write_json(folder.record(point), ended.to_dict())
     return ended
 
 
-def _spent(point: Point, run: RunFolder) -> float:
-    """What a rented point was billed, as its engine noted; all it was allowed where that is not known."""
-    if point.recipe.engine != "hf":
-        return 0.0
-    billed = read_state(run).get("usd")
-    return float(billed if billed is not None else point.recipe.hardware.budget_usd or 0.0)
-
-
 def _spent_so_far(folder: SweepFolder, point: Point) -> float:
     """By a rented point that has not ended: nothing when it never started."""
     run = folder.run(point)
-    return _spent(point, run) if run.state.exists() else 0.0
+    return billed(point.recipe, read_state(run)) if run.state.exists() else 0.0
 
 
 def _summary_of(run: RunFolder, sweep: Sweep) -> Summary:

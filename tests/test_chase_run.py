@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,32 @@ def test_a_run_that_is_not_agreed_to_ends_the_chase(tmp_path: Path, monkeypatch:
         assert kept is not None
         assert [one.number for one in kept.probes] == [1]
     assert asked == ["2 USD", "2 USD", "2 USD"]
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_rented_runs_end_where_one_more_may_cost_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, launched = launch, list[str]()
+
+    def rented(recipe: Recipe, folder: Any, *rest: Any, **options: Any) -> None:
+        """Simulated, and billed $6 as its engine notes."""
+        launched.append(folder.name)
+        really(recipe.with_overrides(["engine=sim"]), folder, lambda event: None)
+        folder.state.write_text(json.dumps(json.loads(folder.state.read_text()) | {"usd": 6.0}))
+
+    monkeypatch.setattr(chase_run, "launch", rented)
+    recipe, place = toy("engine=hf", "hardware.budget_usd=10"), ChaseFolder(tmp_path / "chase-it")
+    with pytest.raises(BadInput, match=r"--spend-usd: \$9.00 of \$9.00 is left and this run may take \$10.00"):
+        chase(board(recipe, 15), recipe, place, processes=1, spend_usd=9.0)
+    assert launched == []
+    done = chase(board(recipe, 15), recipe, place, processes=1, spend_usd=15.0)
+    assert launched == ["chase-it-1"]
+    assert done.stopped == "--spend-usd: $9.00 of $15.00 is left and this run may take $10.00"
+    # Taken up again with more, it knows what was spent.
+    done = chase(done, recipe, place, processes=1, spend_usd=21.0)
+    assert launched == ["chase-it-1", "chase-it-2"]
+    assert "--spend-usd" not in done.stopped
+    with pytest.raises(BadInput, match=r"hardware\.budget_usd: not set, and --spend-usd needs"):
+        chase(board(toy("engine=hf"), 15), toy("engine=hf"), place, processes=1, spend_usd=21.0)
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -103,7 +103,7 @@ def test_a_run_started_in_the_background_is_watched_to_its_end(tmp_path: Path) -
 
 def test_a_rented_run_is_not_started_where_nobody_is_asked(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(BadInput, match="rented hardware is asked about first"):
+    with pytest.raises(BadInput, match="rented hardware costs money, and nobody has agreed"):
         start_in_background(load_recipe(RUNS / "published" / "r1-dp2.yaml"), folder)
     assert not folder.path.exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook
 
 from rlkit.errors import BadInput
-from rlkit.sweep import Limits, Point, Sweep, load_sweep, next_point, over_budget, parallel, plain, plan_sweep
+from rlkit.sweep import Limits, Point, Sweep, load_sweep, next_point, parallel, plain, plan_sweep
 
 ROOT = Path(__file__).parents[1]
 LOCAL = str(ROOT / "runs" / "local.yaml")
@@ -166,21 +165,13 @@ def test_simulations_fill_the_cores_and_a_local_run_has_them_to_itself() -> None
     assert next_point([], running, free, cores=2) is None
 
 
-def test_rented_points_keep_to_what_all_may_cost() -> None:
+def test_rented_points_say_what_each_and_all_may_cost() -> None:
     hf = {"train.seed": [0, 1, 2], "hardware.budget_usd": [10]}
     with pytest.raises(BadInput, match=r"limits\.usd: missing, and 3 points run on rented hardware"):
         planned(recipe=PUBLISHED, grid=hf)
     with pytest.raises(BadInput, match=r"hardware\.budget_usd: not set, and point 1 runs on engine hf"):
         planned(recipe=PUBLISHED, grid={"train.seed": [0]}, limits={"usd": 25})
-    sweep = planned(recipe=PUBLISHED, grid=hf, limits={"usd": 25})
-    one, two, three = sweep.points
-    assert over_budget(one, 0.0, [], sweep.limits) is None
-    assert over_budget(two, 0.0, [one], sweep.limits) is None
-    assert over_budget(three, 4.0, [two], sweep.limits) is None  # what was spent counts as spent, not as reserved
-    refused = over_budget(three, 0.0, [one, two], sweep.limits)
-    assert refused == "limits.usd: $5.00 of $25.00 is left and this point may take $10.00"
-    simulated = replace(three, recipe=three.recipe.with_overrides(["engine=sim"]))
-    assert over_budget(simulated, 25.0, [], sweep.limits) is None
+    assert len(planned(recipe=PUBLISHED, grid=hf, limits={"usd": 25}).points) == 3
 
 
 def test_the_recipes_in_git_make_sweeps() -> None:

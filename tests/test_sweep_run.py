@@ -152,11 +152,12 @@ def test_rented_points_start_while_all_may_be_paid_and_one_that_failed_was_paid_
     ended = run_sweep(sweep, tmp_path / "out")
     assert [ended[point.key].status for point in sweep.points] == ["failed", "failed", "failed", "skipped"]
     assert [ended[point.key].spent_usd for point in sweep.points] == [2, 10, 10, 0]
-    left = "limits.usd: $3.00 of $25.00 is left and this point may take $10.00"
+    left = "limits.usd: $3.00 of $25.00 is left and this run may take $10.00"
     assert ended[sweep.points[3].key].error == left
     # What was paid stays paid, also for the points that are tried again.
     again = run_sweep(sweep, tmp_path / "out", retry_failed=True)
-    assert [again[point.key].error for point in sweep.points] == [left] * 4
+    own = "hardware.budget_usd: all of $10.00 are spent by this run"
+    assert [again[point.key].error for point in sweep.points] == [left.replace("10.00", "8.00"), own, own, left]
 
 
 def test_a_kernel_that_cannot_start_is_tried_twice_and_stops_no_other(

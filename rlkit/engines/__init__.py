@@ -21,6 +21,7 @@ hf_list.py     the Jobs of all runs as rows                 hf_predict.py  how l
 hf_measure.py  two cheap Jobs that try mount and port         hf_probe.py    what runs in them
 hf_figures.py  what they say of a recipe                    hf_measured.py keeps it for the next runs
 hf_token.py    what a receiver is asked with                hf_child.py    a process inside a Job
+hf_offer.py    what a recipe would cost                       hf_purse.py    several runs within one total
 """
 
 from __future__ import annotations

@@ -12,14 +12,17 @@ from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 
 
-def start_in_background(recipe: Recipe, folder: RunFolder, report: bool = True) -> subprocess.Popen[bytes]:
+def start_in_background(
+    recipe: Recipe, folder: RunFolder, report: bool = True, is_agreed: bool = False
+) -> subprocess.Popen[bytes]:
     """`rlkit run` of `recipe` in `folder` as a child; what it says goes to `folder.engine_log`. Raises BadInput.
 
-    Not for rented hardware, whose price `rlkit run` asks about. The child ends as on Ctrl-C when it gets SIGTERM, which
-    a Jupyter kernel sends its children when it is shut down; an interrupted cell does not end it.
+    Rented hardware only when its price is agreed to (`is_agreed`): the child asks nobody. The child ends as on Ctrl-C
+    when it gets SIGTERM, which a Jupyter kernel sends its children when it is shut down; an interrupted cell does not
+    end it.
     """
-    if recipe.engine == "hf":
-        raise BadInput("engine: hf: rented hardware is asked about first; start it with: rlkit run, on a command line")
+    if recipe.engine == "hf" and not is_agreed:
+        raise BadInput("engine: hf: rented hardware costs money, and nobody has agreed to its price")
     plan = folder.path / ".plan.yaml"
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from rlkit.engines.hf_watch import Failure, Limits, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
 from rlkit.engines.lock import RunLock
 from rlkit.engines.state import read_state
-from rlkit.engines.stopping import sigterm_as_exit
+from rlkit.engines.stopping import first_stop_held_back, sigterm_as_exit
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
@@ -79,17 +79,27 @@ def launch_hf(
             run.agree(confirm)
             claim_folder(recipe, folder)
             lock.note("running", usd=run.usd)
-            try:
+            with _noting_an_early_end(lock, run):
                 steps = run.execute()
-            except (KeyboardInterrupt, SystemExit):
-                lock.note("stopped", usd=run.usd)
-                raise
-            except BaseException as error:
-                lock.note("failed", error=str(error), usd=run.usd)
-                raise
-            seconds = time.monotonic() - started
-            lock.note("finished", steps=steps, seconds=round(seconds, 1), usd=run.usd)
+            # The training is over: a run that is stopped from here on is complete, and is noted as such.
+            with first_stop_held_back():
+                with _noting_an_early_end(lock, run):
+                    run.collect()
+                seconds = time.monotonic() - started
+                lock.note("finished", steps=steps, seconds=round(seconds, 1), usd=run.usd)
     return Outcome(folder, steps, seconds)
+
+
+@contextlib.contextmanager
+def _noting_an_early_end(lock: RunLock, run: _HfRun) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        lock.note("stopped", usd=run.usd)
+        raise
+    except BaseException as error:
+        lock.note("failed", error=str(error), usd=run.usd)
+        raise
 
 
 class _HfRun:
@@ -137,7 +147,7 @@ class _HfRun:
             raise BadInput(f"{self._recipe.name}: not started ({self._price})")
 
     def execute(self) -> int:
-        """Everything from the bucket to the results; returns the last step."""
+        """Everything from the bucket to the end of the training; returns the last step."""
         place: Place | None = None
         try:
             self._phase(f"preparing the bucket ({self._price})")
@@ -148,8 +158,6 @@ class _HfRun:
             else:
                 self._start_missing()
             self._train()
-            self._phase("cancelling the replicas")
-            self._cancel_all()
         except BaseException:
             self._on_event(Event("log", text="cancelling all Jobs of this run"))
             self._cancel_all()
@@ -157,9 +165,14 @@ class _HfRun:
                 with contextlib.suppress(RlkitError):
                     fetch(self._hub, place, self._folder)  # what there is: the run can be continued, and read
             raise
-        self._phase("fetching the results")
-        fetch(self._hub, place, self._folder)
         return self._last_step
+
+    def collect(self) -> None:
+        """Cancel what is left of a run whose training is over, and bring its results home."""
+        self._phase("cancelling the replicas")
+        self._cancel_all()
+        self._phase("fetching the results")
+        fetch(self._hub, self._place, self._folder)
 
     def _alive(self) -> list[JobInfo]:
         found = self._hub.find(run_labels(self._recipe, self._folder.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from huggingface_hub import JobHardwareInfo, JobInfo
 
@@ -12,10 +12,6 @@ from rlkit.recipe import Recipe
 
 # How many of a list's units are in an hour; the Hub says "minute" today.
 _UNITS_PER_HOUR = {"second": 3600.0, "minute": 60.0, "hour": 1.0}
-# The simulator's published runs are within 15 % of what was measured; another model is further off.
-PREDICTION_MARGIN = 1.25
-# Replicas load, compile and capture while they cost: as long as an engine waits for them.
-START_HOURS = 0.25
 
 
 def hourly_prices(hardware: Iterable[JobHardwareInfo]) -> dict[str, float]:
@@ -91,60 +87,3 @@ def stop_reason(recipe: Recipe, spent_usd: float, hours: float) -> str | None:
     if hours >= hardware.deadline_hours:
         return f"hardware.deadline_hours: {hours:.1f} of {hardware.deadline_hours:g} hours are over"
     return None
-
-
-@dataclass
-class Purse:
-    """Several runs within one budget: at most `at_once` of them, which never spend more than `total_usd` together.
-
-    Each run is given an allowance before it starts, which becomes its own `hardware.budget_usd`; what it did not spend
-    is free again when it ends. A run is looked at every few seconds, so it may spend that much more than its allowance:
-    what counts is what it spent.
-    """
-
-    total_usd: float
-    at_once: int
-    _allowed: dict[str, float] = field(default_factory=dict)  # by the name of a run that goes on
-    _spent: float = 0.0  # by runs that ended
-
-    @property
-    def going(self) -> int:
-        """Runs that have an allowance and have not ended."""
-        return len(self._allowed)
-
-    @property
-    def spent_usd(self) -> float:
-        """By the runs that ended."""
-        return self._spent
-
-    @property
-    def free_usd(self) -> float:
-        """Neither spent nor set aside."""
-        return max(self.total_usd - self._spent - sum(self._allowed.values()), 0.0)
-
-    def allow(self, run: str, price: Price) -> float | None:
-        """Dollars set aside for a run, or None when it has to wait until another one has ended.
-
-        Raises BadInput when no other goes on, so that waiting would be in vain.
-        """
-        needed = allowance(price)
-        if run not in self._allowed and self.going < self.at_once and 0 < needed <= self.free_usd:
-            self._allowed[run] = needed
-            return needed
-        if not self.going:
-            raise BadInput(
-                f"{run}: it is allowed ${needed:.2f}, and ${self.free_usd:.2f} of ${self.total_usd:.2f} are left"
-            )
-        return None
-
-    def ended(self, run: str, usd: float) -> None:
-        """A run ended, having spent so much."""
-        del self._allowed[run]
-        self._spent += usd
-
-
-def allowance(price: Price) -> float:
-    """Dollars to set aside for a run: its prediction with a margin and its start, never more than it can cost."""
-    if price.usd is None:
-        return price.most_usd
-    return min(price.usd * PREDICTION_MARGIN + price.usd_per_hour * START_HOURS, price.most_usd)

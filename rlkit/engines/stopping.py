@@ -50,3 +50,35 @@ def sigterm_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def first_stop_held_back() -> Iterator[None]:
+    """Finish the block before a Ctrl-C or SIGTERM is raised; only a Ctrl-C after it gets through at once.
+
+    In another thread than the main one nothing is held back: no signal reaches it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A signal that is ignored stays so: who started this process wanted that. None: no handler of Python's.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    previous = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    held: list[int] = []
+
+    def hold(number: int, frame: object) -> None:
+        held.append(number)
+        # A SIGTERM that is repeated within milliseconds is a kernel's, see above; a person who repeats has waited.
+        if signal.SIGINT in previous:
+            signal.signal(signal.SIGINT, previous[signal.SIGINT])
+
+    for number in previous:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if held:
+        signal.raise_signal(held[0])

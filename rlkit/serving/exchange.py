@@ -107,14 +107,16 @@ class Exchange:
                 self._fail_over(f"HTTP {head.status}")
                 return
             parts: list[bytes | memoryview] = [head.for_client(self._client.keep_alive), data]
-            if not complete and head.length is not None and head.length <= HELD_BYTES:
+            if not complete and self._is_held(head, parts):
                 self._held = parts
                 return
         elif self._held is not None:
             parts = self._held
             parts.append(data)
-            if not complete:
+            assert self._head is not None
+            if not complete and self._is_held(self._head, parts):
                 return
+            self._held = None
         else:
             parts = [data]
         if complete and self._is_forgotten(parts):
@@ -209,6 +211,13 @@ class Exchange:
         if not self._forwarder.router.is_routable(self._routed.replica):
             return False
         return connection.time() - self._sent_at <= STALE_WITHIN_S
+
+    def _is_held(self, head: AnswerHead, parts: Sequence[bytes | memoryview]) -> bool:
+        """Whether an answer that is not complete waits for its end: a short one, and a refusal that comes in chunks."""
+        if head.length is not None:
+            return head.length <= HELD_BYTES
+        # What stands in front of a replica may pass its answers on in chunks; only whole they say what they mean.
+        return head.status == NOT_FOUND and sum(map(len, parts)) <= HELD_BYTES
 
     def _is_forgotten(self, parts: Sequence[bytes | memoryview]) -> bool:
         """Whether the replica does not know an adapter it should know: another one is asked, or the client later."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.engines.state import is_going_on
-from rlkit.engines.stopping import ask_to_stop, sigterm_as_exit
+from rlkit.engines.stopping import ask_to_stop, first_stop_held_back, sigterm_as_exit
 from rlkit.errors import BadInput
 from rlkit.run_folder import RunFolder
 
@@ -64,6 +64,41 @@ def test_a_signal_that_is_repeated_does_not_interrupt_the_unwinding() -> None:
     assert cleaned
     assert ended.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_first_stop_waits_for_the_end_of_what_must_be_finished() -> None:
+    done = []
+
+    def work(first: int) -> None:
+        with sigterm_as_exit(), first_stop_held_back():
+            for _ in range(3):
+                signal.raise_signal(first)
+                if first == signal.SIGINT:
+                    break
+            done.append(first)
+
+    with pytest.raises(SystemExit):
+        work(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        work(signal.SIGINT)
+    assert done == [signal.SIGTERM, signal.SIGINT]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_ctrl_c_after_the_first_stop_gets_through() -> None:
+    done = []
+
+    def impatient() -> None:
+        with first_stop_held_back():
+            signal.raise_signal(signal.SIGINT)
+            done.append("held back")
+            signal.raise_signal(signal.SIGINT)
+            done.append("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        impatient()
+    assert done == ["held back"]
 
 
 def test_where_nothing_runs_there_is_nothing_to_stop(tmp_path: Path) -> None:

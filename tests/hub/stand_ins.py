@@ -41,14 +41,22 @@ def complete(version, prompt):
 def well():
     return httpx.get(url + "/health", timeout=60).status_code == 200
 def until(condition):
-    for _ in range(600):
+    for _ in range(3000):  # a busy machine starts a replica in a minute
         if condition():
             return
         time.sleep(0.1)
-    raise SystemExit("waited for a minute in vain")
+    raise SystemExit("waited for five minutes in vain")
 """
 # Publishes a policy through the proxy as TRL does, then logs three steps.
 TRAINS = f"{_TOOLS}\npublish(1)\nlog(1, 2, 3)\n"
+# Two policies, each asked for something: a mount may show their files late.
+LATE = f"""{_TOOLS}
+for version in (1, 2):
+    publish(version)
+    complete(version, 0)
+    log(version)
+log(3)
+"""
 CRASHES = "print('about to fail', flush=True); raise SystemExit('no more memory')"
 WAITS = "import time; time.sleep(600)"
 # Goes on when the proxy has lost a replica, and again when all are back with the live adapter.

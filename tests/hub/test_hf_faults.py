@@ -75,7 +75,6 @@ def test_budget_ends_everything(launch: Launch, folder: RunFolder) -> None:
     assert read_state(folder)["usd"] > 0
 
 
-@pytest.mark.long  # as the next one: minutes where the machine is busy
 @pytest.mark.parametrize("group", ["true", "false"])
 def test_lost_replica_is_replaced(
     launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event], group: str
@@ -93,7 +92,6 @@ def test_lost_replica_is_replaced(
     assert ("replica 1 is at http://127.0.0.1" in log) == (group == "false")
 
 
-@pytest.mark.long
 def test_jobs_proxy_that_is_down_costs_no_replica(launch: Launch, hub: EmulatedHub, events: list[Event]) -> None:
     """The trainer's way leads through the network group: only the launching side sees nobody answer."""
 

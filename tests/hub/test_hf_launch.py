@@ -3,11 +3,13 @@ proxy; replicas are emulated ones, and the trainer is a few lines."""
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Callable
 
 import pytest
 from hub.hub_server import EmulatedHub
-from hub.stand_ins import SERVE
+from hub.stand_ins import LATE, SERVE, when
 
 from rlkit.engines.base import Event, Outcome
 from rlkit.engines.hf_figures import Figures
@@ -49,6 +51,18 @@ def test_run_from_launch_to_results(
     assert load_recipe(folder.recipe) == recipe
 
 
+@pytest.mark.parametrize("phase", ["cancelling the replicas", "fetching the results"])
+def test_run_that_is_stopped_after_its_last_step_has_finished(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event], phase: str
+) -> None:
+    """Its results are here, and nothing runs (the fixture), when the signal is raised at last."""
+    stop = when(phase, lambda: signal.raise_signal(signal.SIGTERM), events)
+    with pytest.raises(SystemExit):
+        launch(changes=["serve.replicas=1"], on_event=stop)
+    assert read_state(folder)["status"] == "finished"
+    assert folder.steps.read_text().count("\n") == 3
+
+
 def test_refused_price_starts_nothing(launch: Launch, hub: EmulatedHub) -> None:
     with pytest.raises(BadInput, match=r"not started \(\$20.00 an hour"):
         launch(confirm=lambda price: False)
@@ -72,8 +86,19 @@ def test_adapters_are_pushed(launch: Launch, hub: EmulatedHub, folder: RunFolder
     assert [bool(front.passed) for front in replica.network] == ([True, True] if group == "true" else [])
 
 
-def test_mount_that_shows_an_adapter_late_is_asked_again(launch: Launch, hub: EmulatedHub, folder: RunFolder) -> None:
-    """Three seconds here, thirty on the Hub: within transport.deadline_s it is only a matter of asking again."""
-    late = (*SERVE, "--mount", "/rlkit-bucket", "--mount-lag-s", "3")
-    assert launch(serve=late, changes=["serve.replicas=1"]).steps == 3
-    assert "load trl-policy-v1 200" in (folder.logs / "trainer.log").read_text()
+@pytest.mark.parametrize("lag_s", [3, 30])
+def test_mount_that_shows_an_adapter_late_is_asked_again(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, lag_s: int
+) -> None:
+    """Within transport.deadline_s it is only a matter of asking again; every policy arrives, in order, on all."""
+    late = (*SERVE, "--mount", "/rlkit-bucket", "--mount-lag-s", str(lag_s))
+    assert launch(LATE, serve=late).steps == 3
+    log = (folder.logs / "trainer.log").read_text()
+    assert [f"load trl-policy-v{version} 200" in log for version in (1, 2)] == [True, True]
+    adapters = json.loads(folder.proxy.read_text())["adapters"]
+    assert [(one["name"], one["ok"], one["accepted_by"]) for one in adapters] == [
+        ("trl-policy-v1", True, 2),
+        ("trl-policy-v2", True, 2),
+    ]
+    assert all(max(one["attempts"]) > 1 for one in adapters)
+    assert [job.stage for job in hub.of_role("replica")] == ["CANCELED", "CANCELED"]

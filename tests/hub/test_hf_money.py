@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from hub.hub_server import HARDWARE
 from huggingface_hub import JobHardwareInfo, JobInfo
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlkit.engines.hf_money import Price, Purse, allowance, hourly_prices, job_cost, price_of, spent, stop_reason
+from rlkit.engines.hf_money import hourly_prices, job_cost, price_of, spent, stop_reason
 from rlkit.engines.hf_predict import predicted_step_s
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe
@@ -84,55 +82,3 @@ def test_published_run_is_predicted_and_an_unknown_model_is_not(recipe: Recipe) 
     assert step_s is not None
     assert 15 < step_s < 35  # its median was 22.9 s
     assert predicted_step_s(recipe.with_overrides(["model.name=nobody/knows"])) is None
-
-
-def cost(usd: float | None, most: float = 100.0) -> Price:
-    hours = None if usd is None else usd / 20
-    return Price(usd_per_hour=20.0, hours=hours, deadline_hours=24.0, budget_usd=most)
-
-
-def test_allowance_has_room_for_the_start_and_is_never_more_than_the_most() -> None:
-    assert allowance(cost(8.0)) == pytest.approx(15.0)  # 8 x 1.25 + a quarter of an hour at $20
-    assert allowance(cost(8.0, most=9.0)) == 9.0
-    assert allowance(cost(None)) == 100.0
-
-
-def test_run_waits_for_the_money_or_the_place_of_another() -> None:
-    purse = Purse(total_usd=40.0, at_once=2)
-    assert purse.allow("a", cost(8.0)) == pytest.approx(15.0)
-    assert purse.allow("b", cost(8.0)) == pytest.approx(15.0)
-    assert purse.allow("c", cost(1.0)) is None  # two go on
-    purse.ended("a", 6.0)
-    assert purse.allow("c", cost(12.0)) is None  # it would take 20, and 40 - 6 - 15 are left
-    assert purse.allow("c", cost(8.0)) == pytest.approx(15.0)
-    purse.ended("b", 15.0)
-    purse.ended("c", 15.0)
-    assert (purse.spent_usd, purse.free_usd, purse.going) == (36.0, 4.0, 0)
-
-
-def test_run_that_can_never_start_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"a: it is allowed \$15.00, and \$10.00 of \$10.00 are left"):
-        Purse(total_usd=10.0, at_once=2).allow("a", cost(8.0))
-
-
-RUNS = st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0.1, 50.0), st.floats(0.0, 1.0)), max_size=40)
-
-
-@given(st.floats(1.0, 200.0), st.integers(1, 4), RUNS)
-def test_runs_that_keep_to_their_allowance_never_spend_more_than_all(
-    total: float, at_once: int, runs: list[tuple[str, float, float]]
-) -> None:
-    purse, going = Purse(total, at_once), dict[str, float]()
-    for name, predicted, used in runs:
-        if name in going:
-            purse.ended(name, going.pop(name) * used)
-            continue
-        try:
-            allowed = purse.allow(name, cost(predicted))
-        except BadInput:
-            assert not going
-            continue
-        if allowed is not None:
-            going[name] = allowed
-        assert len(going) == purse.going <= at_once
-        assert purse.spent_usd + sum(going.values()) <= total + 1e-9

@@ -265,6 +265,31 @@ async def test_a_replica_that_lost_an_adapter_is_told_and_another_one_is_asked()
         assert setup.forwarder.outcomes == [Outcomes(failed=1), Outcomes(completed=1)]
 
 
+def knows_nothing_in_chunks(connection: int, request: int) -> bytes | None:
+    """As through a gateway that passes an answer on in chunks; longer than what is read at once."""
+    told = b"The model `m` does not exist." + b" " * (HELD_BYTES - 1024)
+    return b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(told), told)
+
+
+async def test_a_replica_behind_a_gateway_that_lost_an_adapter_is_told_and_another_one_is_asked() -> None:
+    async with forwarding(knows_nothing_in_chunks, works, remembers=True) as setup:
+        assert await setup.complete() == (200, b"fine")
+        assert setup.forgotten == [(0, "m")]
+        assert setup.forwarder.outcomes == [Outcomes(failed=1), Outcomes(completed=1)]
+
+
+async def test_a_refusal_in_chunks_without_end_is_passed_on() -> None:
+    def endless(connection: int, request: int) -> bytes | None:
+        told = b"-" * (2 * HELD_BYTES)
+        chunk = b"%x\r\n%b\r\n" % (len(told), told)
+        return b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n" + 2 * chunk + b"0\r\n\r\n"
+
+    async with forwarding(endless, works, remembers=True) as setup:
+        status, raw = await setup.complete()
+        assert (status, raw.count(b"-"), raw[-5:]) == (404, 4 * HELD_BYTES, b"0\r\n\r\n")
+        assert setup.forgotten == []
+
+
 async def test_an_adapter_that_no_replica_has_for_now_is_not_said_to_be_none() -> None:
     async with forwarding(knows_nothing, knows_nothing, remembers=True) as setup:
         status, answer = await setup.complete()
