@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlkit.advice import Counsel, advise, measured_figures
+from rlkit.advice import advise
 from rlkit.chase import Probe, Scoreboard, Start, Stop, decide
 from rlkit.chase_folder import ChaseFolder, with_run
+from rlkit.counsel import Counsel, measured_figures
 from rlkit.diagnosis import Verdict
 from rlkit.engines import OnEvent, launch
 from rlkit.engines.state import read_state

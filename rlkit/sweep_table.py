@@ -17,10 +17,10 @@ import pandas as pd
 
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.price import usd_per_hour
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.signals import settled_steps
-from rlkit.simulation.planning import usd_per_hour
 from rlkit.wording import number
 
 if TYPE_CHECKING:

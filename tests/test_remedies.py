@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.remedies import Change, Situation, changed, remedies, together
+from rlkit.remedies import Change, changed, remedies, together
+from rlkit.sizing import Situation
 
 RUNS = Path(__file__).parents[1] / "runs"
 LEARNING = {"rollout.weight_sync_steps", "rollout.max_staleness", "sampling.num_generations"}
