@@ -70,9 +70,9 @@ def test_packed_rows_are_only_made_longer() -> None:
     assert "rows-8192" not in slugs
 
 
-def test_more_replicas_come_with_as_many_rollouts_for_each_and_their_price() -> None:
+def test_more_replicas_come_with_more_rollouts_in_flight_and_their_price() -> None:
     new = changed(recipe(), named("replicas-3", recipe()))
-    assert (new.serve.replicas, new.rollout.max_inflight_tasks, new.hardware.usd_per_hour) == (3, 192, 25)
+    assert (new.serve.replicas, new.rollout.max_inflight_tasks, new.hardware.usd_per_hour) == (3, 256, 25)
 
 
 def test_a_queue_is_never_made_smaller_by_more_rollouts_in_flight() -> None:
