@@ -95,7 +95,7 @@ def samples_per_step(recipe: Recipe, sample_tokens: float | None = None) -> floa
     """
     if recipe.samples_per_step is not None:
         return float(recipe.samples_per_step)
-    tokens = sample_tokens or tokens_per_sample(recipe)
+    tokens = tokens_in_row(recipe, sample_tokens or tokens_per_sample(recipe))
     rows = recipe.train.gradient_accumulation_steps * recipe.train.processes
     return rows * row_tokens(recipe) * PACKED_FILL / tokens
 
@@ -106,14 +106,35 @@ def tokens_per_sample(recipe: Recipe) -> float:
     return lengths.prompt_tokens + (lengths.mean_start + lengths.mean_end) / 2
 
 
+def tokens_in_row(recipe: Recipe, sample_tokens: float) -> float:
+    """What a sample of so many tokens takes of a packed row.
+
+    Where rows are trees (TRL from 1.16 on) the samples of a group have their prompt in common, and a row is full when
+    either what is forwarded or what is trained on reaches the budget.
+    """
+    try:
+        setup = translate(recipe).setup
+    except RlkitError:
+        return sample_tokens
+    sharing = setup.trainer.sharing
+    if sharing is None:
+        return sample_tokens
+    prompt = min(setup.lengths.prompt_tokens, sample_tokens)
+    completion = sample_tokens - prompt
+    group = recipe.sampling.num_generations
+    first, others = min(sharing.template_tokens, prompt), prompt + sharing.completion_share * completion
+    return max(1.0, completion, sample_tokens - (first + (group - 1) * others) / group)
+
+
 def row_tokens(recipe: Recipe) -> int:
     """Tokens of a packed row, 0 where rows are not packed."""
     budget = recipe.train.token_budget
     return recipe.serve.max_model_len if budget is None else budget
 
 
-def packed(recipe: Recipe, tokens: float, budget: int) -> list[str]:
-    """The changes that pack rows of `budget` tokens, as many for each process as hold `tokens` a step."""
+def packed(recipe: Recipe, samples: float, sample_tokens: float, budget: int) -> list[str]:
+    """The changes that pack rows of `budget` tokens, as many for each process as hold so many samples a step."""
+    tokens = samples * tokens_in_row(recipe, sample_tokens)
     rows = max(1, math.ceil(tokens / (budget * PACKED_FILL * recipe.train.processes)))
     return [f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"]
 
@@ -132,7 +153,7 @@ def longer_rows(now: Situation) -> list[str] | None:
         return None
     sizes = (packed_budget(recipe), MOST_CONTEXTS * recipe.serve.max_model_len)
     budget = next((size for size in sizes if size > filled), None)
-    return None if budget is None else packed(recipe, now.samples_per_step * now.sample_tokens, budget)
+    return None if budget is None else packed(recipe, now.samples_per_step, now.sample_tokens, budget)
 
 
 def _fits(recipe: Recipe, budget: int) -> bool:

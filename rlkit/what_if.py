@@ -178,7 +178,7 @@ class WhatIf:
 
     def _batch(self, budget: int) -> list[str]:
         if budget:
-            return packed(self.recipe, self._samples * tokens_per_sample(self.recipe), budget)
+            return packed(self.recipe, self._samples, tokens_per_sample(self.recipe), budget)
         train = self.recipe.train
         rows = max(1, round(self._samples / (train.per_device_train_batch_size * train.processes)))
         return ["train.token_budget=0", f"train.gradient_accumulation_steps={rows}"]

@@ -27,6 +27,7 @@ from rlkit.sizing import (
     samples_per_step,
     situation,
     slots,
+    tokens_in_row,
     tokens_per_sample,
 )
 
@@ -170,3 +171,12 @@ def test_rows_are_packed_into_four_contexts_or_what_fits_and_once_more() -> None
     rows = longer_rows(now(small))
     assert rows is not None
     assert int(rows[0].partition("=")[2]) < 16384
+
+
+def test_samples_of_a_group_take_their_prompt_once() -> None:
+    """A real run: 64 samples of 79 tokens, 13.7 of them the completion; rows of 512 tokens held 37 (TRL 1.16)."""
+    toy = load_recipe(RUNS / "local-trainer-bound.yaml")
+    assert 512 / tokens_in_row(toy, 78.65) == pytest.approx(37.5, abs=1)
+    rows = longer_rows(Situation(toy, 64.0, 78.65))
+    assert rows == ["train.token_budget=512", "train.gradient_accumulation_steps=2"]
+    assert tokens_in_row(CHASE, 1200.0) == 1200.0  # TRL 1.14 forwards every sample whole

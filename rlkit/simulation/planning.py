@@ -133,8 +133,7 @@ def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]
     train, transport = recipe.train, recipe.transport
     packings: list[list[str]] = [[]]
     if train.token_budget == 0 and recipe.samples_per_step is not None:
-        tokens = recipe.samples_per_step * tokens_per_sample(recipe)
-        packings.append(packed(recipe, tokens, packed_budget(recipe)))
+        packings.append(packed(recipe, recipe.samples_per_step, tokens_per_sample(recipe), packed_budget(recipe)))
     checkpointing = [[]] if not train.gradient_checkpointing else [[], ["train.gradient_checkpointing=false"]]
     transports: list[list[str]] = [[]]
     if transport.kind == "bucket":
