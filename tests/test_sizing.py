@@ -87,6 +87,14 @@ def test_verdict_and_advice_name_one_value_for_a_field(name: str) -> None:
             assert value in answers.get(field, {value}), (text, answers[field])
 
 
+@pytest.mark.parametrize("name", ["published/r1-dp2", "local-trainer-bound"])
+def test_the_next_action_of_a_lopsided_run_is_the_best_advice(name: str) -> None:
+    _, verdict, found, _ = judged(name)
+    best = {field: spelled(after) for field, _, after in found.advice[0].fields}
+    assert values(verdict.next_action)
+    assert values(verdict.next_action).items() <= best.items()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_chase_tries_what_is_advised(name: str) -> None:
     _, _, found, probe = judged(name)
