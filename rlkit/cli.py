@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import advice_cli, calibrate_cli, compare_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
+from rlkit import advice_cli, calibrate_cli, compare_cli, control_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -57,6 +57,7 @@ app.command()(compare_cli.compare)
 app.command("watch")(diagnosis_cli.watch)
 app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
 calibrate_cli.register(app)
+control_cli.register(app)
 advice_cli.register(app)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
@@ -185,8 +186,12 @@ def predict(
 def plan(
     recipe_file: RecipeFile,
     overrides: Set = None,
-    budget: Annotated[float | None, typer.Option(min=0, metavar="USD", help="The most it may cost.")] = None,
-    deadline: Annotated[float | None, typer.Option(min=0, metavar="MIN", help="The most it may take.")] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget-usd", min=0, metavar="USD", help="The most it may cost.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline-min", min=0, metavar="MIN", help="The most it may take.")
+    ] = None,
     sync_steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Also try this rollout.weight_sync_steps; it changes learning.")
     ] = None,

@@ -142,8 +142,9 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
             self._start.disabled = False
             return
         self._said.value = f'<p role="status">Started in {escape(str(folder.path))}; it is shown below.</p>'
-        self.view = LiveView(FolderSource(folder, child)).watch()
+        self.view = LiveView(FolderSource(folder, child))
         self._below.children = [self.view]
+        self.view.watch(lambda: self._on_change(None))  # the folder holds a run now, and another may be started
 
     def _field(self, name: str) -> widgets.DOMWidget:
         if name in _CHOICES:

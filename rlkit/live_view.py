@@ -42,6 +42,7 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self._shown: dict[str, str] = {}
         self.last: Look | None = None
         self._thread: threading.Thread | None = None
+        self._on_over: Callable[[], None] | None = None
         self._panel = {name: widgets.HTML() for name in ("verdict", "progress", *FIGURES)}
         self._stop = _button("Stop the run", "Stops the jobs; the same folder can be resumed", self._on_stop)
         self._most = widgets.BoundedIntText(
@@ -62,8 +63,12 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self.add_class("rlkit-live")
         self.refresh()
 
-    def watch(self) -> LiveView:
-        """Look again every few seconds, in a thread, until the run is over; returns at once."""
+    def watch(self, on_over: Callable[[], None] | None = None) -> LiveView:
+        """Look again every few seconds, in a thread, until the run is over; returns at once.
+
+        `on_over` is called in that thread after the last look.
+        """
+        self._on_over = on_over
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._keep_looking, name="rlkit-live", daemon=True)
             self._thread.start()
@@ -96,6 +101,8 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         while look is None or not look.over:
             time.sleep(self._every_s)
             look = self.refresh()
+        if self._on_over is not None:
+            self._on_over()
 
     def _offer(self, look: Look) -> None:
         cannot_stop, cannot_ask = self._source.cannot()

@@ -36,7 +36,12 @@ def slow_replica_gain(signals: Signals, recipe: Recipe | None) -> float | None:
 
 
 def slow_replica_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
-    """One that is slower by so much that nothing else is worth doing first."""
+    """One that is slower by so much that nothing else is worth doing first.
+
+    None for replicas that share one machine (engine: local): what one of them is short of, the others have.
+    """
+    if recipe is not None and recipe.engine == "local":
+        return None
     gain = slow_replica_gain(signals, recipe)
     replicas = FEWEST_REPLICAS if recipe is None else recipe.serve.replicas
     if gain is None or gain < SLOW_REPLICA_GAIN:
@@ -51,8 +56,8 @@ def slow_replica_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
         name="slow-replica",
         text=f"a slow replica (each of its requests gets {percent(signals.replica_speed_spread or 0.0)} fewer tokens "
         "than those of the others)",
-        next_action="Find it (the proxy's /metrics has every replica under its number) and start it on another "
-        f"machine, or lower serve.replicas without it; alike, they would generate {percent(gain)} more.",
+        next_action="Find the slow replica (the proxy's /metrics has every replica under its number) and start it on "
+        f"another machine, or lower serve.replicas without it; alike, they would generate {percent(gain)} more.",
         seconds=seconds,
         alone=True,
     )

@@ -58,11 +58,11 @@ FIGURES = (
 def scoreboard(runs: Mapping[str, PastRun]) -> pd.DataFrame:
     """One row a run in the order given, indexed by `run`.
 
-    `steps`, `minutes` and `usd` are those that were logged; `recipe_minutes` and `recipe_usd` those of all the recipe's
-    steps, the ones that are missing taken as long as the mean of the steps after the start. Seconds are of one step,
-    `mfu` is in percent, `staleness` in policy versions, `samples_s` the samples trained on per second. `change` is
-    what differs from the recipe of the run before (None: unknown); `bound`, `cause`, `confidence` and `next` are the
-    verdict.
+    `steps`, `minutes` and `usd` are those that were logged; `recipe_minutes` and `recipe_usd` those of all the
+    recipe's steps, the ones that are missing taken as long as the mean of the steps after the start. Seconds are of
+    one step, `settled` counts the steps after the start, which they are taken from; `mfu` is in percent, `staleness`
+    in policy versions, `samples_s` the samples trained on per second. `change` is what differs from the recipe of the
+    run before (None: unknown); `bound`, `cause`, `confidence` and `next` are the verdict.
     """
     rows = []
     before: PastRun | None = None
@@ -75,6 +75,7 @@ def scoreboard(runs: Mapping[str, PastRun]) -> pd.DataFrame:
         }
         row |= _times(run) | figures_of(run.frame, run.recipe)
         row["queue_maxsize"] = math.nan if run.recipe is None else float(run.recipe.rollout.queue_maxsize)
+        row["settled"] = len(settled_steps(run.frame, run.recipe))
         row |= {"bound": told.bound, "confidence": told.confidence, "cause": told.cause, "next": told.next_action}
         rows.append(row)
         before = run

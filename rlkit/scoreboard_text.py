@@ -17,7 +17,9 @@ from rlkit.past_run import PastRun
 from rlkit.scoreboard import DECISIONS
 from rlkit.wording import number, percent
 
-NOT_LOGGED, NO_COUNTERS, UNKNOWN = "not logged", "no counters", "unknown"
+NOT_LOGGED, NO_COUNTERS, UNKNOWN, NONE_WAS = "not logged", "no counters", "unknown", "none was"
+# Of a run that ended before it settled: its steps are there, but none that a figure is taken from.
+ONLY_STARTED = "only the start"
 SIDES = ("trainer", "generation", "sync", "scoring")
 # Up to here runs are columns, whose figures stand below each other; more are rows, or a page is too narrow for them.
 MOST_COLUMNS = 6
@@ -54,7 +56,7 @@ LINES = (
     Line("Samples a step", "samples_per_step", "batch/samples_per_step"),
     Line("Samples a second", "samples_s"),
     Line("Queue, samples", "queue", "sample/rollout_queue_size"),
-    Line("Held back, s", "backpressure_s", "rollout/backpressure_s", absent="none was"),
+    Line("Held back, s", "backpressure_s", "rollout/backpressure_s", absent=NONE_WAS),
     Line("Staleness, versions", "staleness", "sample/staleness_mean"),
     Line("Generated tok/s", "generated_tok_s", "rollout/generated_tok_s"),
     Line("MFU, %", "mfu", "perf/mfu_fwd_bwd"),
@@ -161,13 +163,18 @@ def about(runs: Mapping[str, PastRun], published: Published) -> dict[str, str]:
 def _rows(frame: pd.DataFrame, lines: Sequence[Line], published: Published) -> list[tuple[str, ...]]:
     rows = []
     for line in lines:
-        cells = [_cell(line, float(frame[line.name][run]), published.get(run, {})) for run in frame.index]
+        cells = []
+        for run in frame.index:
+            row = frame.loc[run]
+            only_started = row.get("settled") == 0 and row["steps"] > 0 and line.absent in (NOT_LOGGED, NONE_WAS)
+            absent = ONLY_STARTED if only_started else line.absent
+            cells.append(_cell(line, float(row[line.name]), absent, published.get(run, {})))
         rows.append((line.words, *cells))
     return rows
 
 
-def _cell(line: Line, value: float, published: Mapping[str, Any]) -> str:
-    own = line.absent if math.isnan(value) else line.spelled(value)
+def _cell(line: Line, value: float, absent: str, published: Mapping[str, Any]) -> str:
+    own = absent if math.isnan(value) else line.spelled(value)
     told = published.get(line.published) if line.published else None
     if told is None:
         return own

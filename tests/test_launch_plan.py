@@ -73,6 +73,18 @@ def test_the_form_follows_its_fields_and_saves_plain_html(tmp_path: Path) -> Non
     assert not form.started
 
 
+def test_another_run_can_be_started_from_the_form_when_one_is_over(tmp_path: Path) -> None:
+    changes = ["engine=sim", "train.steps=8", "name=mine"]
+    form = LaunchForm(str(LOCAL), changes, str(tmp_path / "run"), predicting=False)
+    form._start.click()
+    assert form.view is not None, form._said.value
+    assert form._start.disabled
+    assert form.view.wait(120)
+    assert form.view.last is not None
+    assert form.view.last.status == "it finished"
+    assert not form._start.disabled
+
+
 def test_parameters_that_are_no_recipe_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"train\.steps"):
         LaunchForm(str(LOCAL), ["train.steps=none"], str(tmp_path))

@@ -9,8 +9,8 @@ from rlkit.generation_causes import generation_causes
 from rlkit.replica_causes import slow_replica_cause, slow_replica_gain, unbalanced_cause
 from rlkit.signals import Signals
 
-TWO = recipe().with_overrides(["serve.replicas=2"])
-FOUR = recipe().with_overrides(["serve.replicas=4"])
+TWO = recipe().with_overrides(["engine=sim", "serve.replicas=2"])
+FOUR = recipe().with_overrides(["engine=sim", "serve.replicas=4"])
 
 
 def test_one_of_two_at_half_the_speed_costs_a_third_of_what_both_could() -> None:
@@ -33,6 +33,12 @@ def test_replicas_that_differ_a_little_are_no_cause(spread: float | None) -> Non
 
 def test_a_single_replica_is_never_the_slow_one() -> None:
     assert slow_replica_cause(Signals(replica_speed_spread=0.9), TWO.with_overrides(["serve.replicas=1"])) is None
+
+
+def test_replicas_of_one_machine_take_from_each_other() -> None:
+    shared = TWO.with_overrides(["engine=local"])
+    assert slow_replica_cause(Signals(replica_speed_spread=0.5, step_s=10.0), TWO) is not None
+    assert slow_replica_cause(Signals(replica_speed_spread=0.5, step_s=10.0), shared) is None
 
 
 def test_what_a_slow_replica_costs_is_no_more_than_the_trainer_waits() -> None:

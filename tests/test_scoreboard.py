@@ -23,6 +23,7 @@ from rlkit.scoreboard_text import (
     scoreboard_table,
     sync_table,
 )
+from rlkit.signals import settled_steps
 from rlkit.simulation.cells import STATISTICS, SimulatedRun
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.published import RECIPES
@@ -71,6 +72,15 @@ def test_without_recipe_price_or_times_nothing_is_made_up() -> None:
     assert told["Whole recipe, min"] == told["Engine"] == "unknown"
     assert cells(table, "next")["What changed"] == "unknown"
     assert "nan" not in table.to_string().lower().replace("nan_", "")
+
+
+def test_a_run_that_ended_before_it_settled_is_told_from_one_that_logged_nothing() -> None:
+    whole = trainer_bound()
+    board = scoreboard({"brief": replace(whole, frame=whole.frame.head(1)), "whole": whole})
+    assert list(board["settled"]) == [0, len(settled_steps(whole.frame, whole.recipe))]
+    told = cells(scoreboard_table(board), "brief")
+    assert {told["Step, s"], told["Queue, samples"], told["Held back, s"]} == {"only the start"}
+    assert cells(scoreboard_table(board), "whole")["Step, s"] == "4"
 
 
 def test_changes_leave_out_the_name_and_where_a_run_is_logged() -> None:
