@@ -12,9 +12,9 @@ from rlkit import terminal
 from rlkit.errors import BadInput
 
 if TYPE_CHECKING:
-    from rlkit.advice import Counsel, Figures
     from rlkit.chase import Probe, Rules, Scoreboard
     from rlkit.chase_folder import ChaseFolder
+    from rlkit.counsel import Counsel, Figures
     from rlkit.recipe import Recipe
 
 RUNS = Path("runs/out")
@@ -54,8 +54,8 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say what to change in a run's recipe, what each change would bring, and what else it does."""
-    from rlkit.advice import Limits
     from rlkit.advice import advise as advise_on
+    from rlkit.counsel import Limits
     from rlkit.past_run import named, open_past_run
 
     folder, project, run_name = named(subject)
@@ -101,11 +101,11 @@ def chase(
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, apply the best advice, run again, until none is worth it. The same command goes on with a chase."""
-    from rlkit.advice import Limits
     from rlkit.chase import Rules
     from rlkit.chase_folder import ChaseFolder
     from rlkit.chase_run import PROBE_STEPS
     from rlkit.chase_run import chase as run_chase
+    from rlkit.counsel import Limits
     from rlkit.progress import open_progress
     from rlkit.recipe import load_recipe
 

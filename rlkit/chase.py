@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlkit.advice import WORTHWHILE, Advice, Figures, Limits, Objective, score
+from rlkit.advice import WORTHWHILE
+from rlkit.counsel import Advice, Figures, Limits, Objective, score
 
 # The published chase has five runs; one more finds out that nothing is left.
 MAX_RUNS = 6

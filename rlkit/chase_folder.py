@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from rlkit.advice import Advice, Figures
 from rlkit.chase import Probe, Scoreboard
+from rlkit.counsel import Advice, Figures
 from rlkit.errors import BadInput
 from rlkit.recipe import MAX_NAME, Recipe
 from rlkit.run_folder import RunFolder

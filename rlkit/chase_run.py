@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlkit.advice import Counsel, advise, measured_figures
+from rlkit.advice import advise
 from rlkit.chase import Probe, Scoreboard, Start, Stop, decide
 from rlkit.chase_folder import ChaseFolder, with_run
+from rlkit.counsel import Counsel, measured_figures
 from rlkit.diagnosis import Verdict
-from rlkit.engines import OnEvent, launch
+from rlkit.engines import OnEvent
 from rlkit.engines.hf_purse import Purse, billed
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
-from rlkit.pace import run_minutes
+from rlkit.pace import logged_minutes
+from rlkit.price import usd_of, usd_paid
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.results import keep_metrics, read_run, write_results
+from rlkit.results import keep_metrics, read_run
 from rlkit.run_folder import RunFolder
+from rlkit.run_once import run_once
 
 # Past the warm-up of any staleness, and enough steps after it that their mean is known within a few percent.
 PROBE_STEPS = 60
@@ -129,9 +132,7 @@ def _measured(
         return not refused
 
     try:
-        if read_state(folder).get("status") != "finished":
-            launch(short, folder, on_event, confirm=ask)
-        verdict = write_results(short, folder, report=False)
+        verdict = run_once(short, folder, on_event, ask)
     except (RunFailed, BadInput) as error:
         if refused or probe.parent is None:
             raise
@@ -165,14 +166,14 @@ def _judged(
         )
     except RlkitError as error:
         unadvised = str(error)
-    minutes = run_minutes(logged.frame, short, len(logged.frame)) or 0.0
-    rate = recipe.hardware.usd_per_hour
+    minutes = logged_minutes(logged.frame, short)
+    paid = usd_paid(read_state(folder))
     return replace(
         probe,
         figures=figures,
         steps=len(logged.frame),
-        minutes=minutes,
-        usd=None if rate is None else minutes / 60 * rate,
+        minutes=minutes or 0.0,
+        usd=usd_of(recipe, minutes) if paid is None else paid,
         bound=verdict.bound,
         headline=verdict.headline,
         causes=tuple(cause.name for cause in verdict.causes),

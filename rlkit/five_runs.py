@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlkit.engines import OnEvent, launch
-from rlkit.engines.sim import launch_sim
+from rlkit.engines import OnEvent
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
 from rlkit.past_run import PastRun, open_past_run, open_past_runs
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
-from rlkit.results import logged_names, write_results
+from rlkit.results import logged_names
 from rlkit.run_folder import RunFolder, free_folder
+from rlkit.run_once import has_finished, run_once
 from rlkit.simulation.published import PublishedRun, published_runs
 
 CHASE = "five_run_chase"
@@ -74,16 +74,14 @@ def _made(recipe: Recipe, steps: int, out: Path, on_event: OnEvent) -> RunFolder
     if recipe.engine != "sim":
         recipe = recipe.with_overrides([f"train.steps={length}"])
     for folder in _there(out, recipe.name):
-        state = read_state(folder)
-        same = state.get("status") == "finished" and state.get("steps") == length
-        if same and not recipe_diff(load_recipe(folder.recipe), recipe):
+        if (
+            has_finished(folder)
+            and read_state(folder).get("steps") == length
+            and not recipe_diff(load_recipe(folder.recipe), recipe)
+        ):
             return folder
     folder = RunFolder(out / _free(out, recipe))
-    if recipe.engine == "sim":
-        launch_sim(recipe, folder, on_event, stop_after=length)
-    else:
-        launch(recipe, folder, on_event)
-    write_results(recipe, folder, report=False)
+    run_once(recipe, folder, on_event, stop_after=length)
     return folder
 
 

@@ -10,6 +10,7 @@ from rlkit.judgement import PINNED
 from rlkit.recipe import Recipe
 from rlkit.replica_causes import slow_replica_cause, unbalanced_cause
 from rlkit.signals import Signals
+from rlkit.sizing import more_in_flight, queue_for, situation
 from rlkit.waste_causes import connection_cause, crowded_cause, dropped_cause, is_crowded
 from rlkit.wording import percent
 
@@ -19,10 +20,6 @@ IDLE_SLOTS = 0.5
 
 # vLLM's smallest default for max_num_seqs (0.31, a CPU; 256 or 1024 on GPUs), taken when the recipe leaves it open.
 DEFAULT_SLOTS = 128
-
-# The in-flight limit comes with a queue of at least twice its size, so that finished groups find room (published: 384
-# and 768).
-QUEUE_PER_INFLIGHT = 2
 
 # A tenth more rollouts in flight pays more than a tenth more replicas while more than half of an iteration is the same
 # for one sequence as for all of them.
@@ -69,12 +66,13 @@ def scoring_cause(signals: Signals, recipe: Recipe | None) -> Cause:
 
 
 def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
-    more = "more replicas" if recipe is None else f"more replicas than {recipe.serve.replicas}"
+    replicas = 0 if recipe is None else recipe.serve.replicas
+    more = f" from {replicas} to {replicas + 1}" if replicas else ""
     alternative = ", or rollout.max_inflight_tasks while they have cache to spare"
     return Cause(
         name="replicas",
         text="the replicas' generation rate",
-        next_action=f"Raise serve.replicas ({more}){alternative}.",
+        next_action=f"Raise serve.replicas{more}{alternative}.",
         seconds=signals.rollout_wait_s,
         alternative=alternative,
     )
@@ -105,16 +103,15 @@ def _samples_in_time(signals: Signals, recipe: Recipe) -> float:
 
 def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
     limit, engines = recipe.inflight_limit, _engines(recipe)
-    # As many for each replica as there were for all of them, or what the waiting says is missing: without the waits the
-    # trainer would take samples 1 / (1 - wait) times as fast.
-    wait = min(signals.wait_share or 0.0, 0.99)
-    useful = max(_useful_inflight(signals, recipe), limit + 1)
-    target = min(math.ceil(limit * max(2.0, engines, 1 / (1 - wait))), useful)
-    room = min(QUEUE_PER_INFLIGHT * target, _samples_in_time(signals, recipe) - target)
-    queue = max(recipe.rollout.queue_maxsize, math.floor(room))
-    action = f"Raise rollout.max_inflight_tasks from {limit} to {target}"
-    if queue != recipe.rollout.queue_maxsize:
-        action += f" and rollout.queue_maxsize from {recipe.rollout.queue_maxsize} to {queue}"
+    now = situation(recipe, signals)
+    target = None if now is None else more_in_flight(now)
+    if now is None or target is None:
+        action = f"Raise rollout.max_inflight_tasks above {limit}, with serve.max_num_seqs where it is set"
+    else:
+        action = f"Raise rollout.max_inflight_tasks from {limit} to {target}"
+        queue, queue_now = queue_for(now, target), recipe.rollout.queue_maxsize
+        if queue != queue_now:
+            action += f" and rollout.queue_maxsize from {queue_now} to {queue}"
     shared = f" for {engines} replicas: {limit / engines:,.0f} each" if engines > 1 else ""
     return Cause(
         name="client-limit",

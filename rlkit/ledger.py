@@ -71,18 +71,23 @@ def ledger_frame(entries: list[Entry]) -> pd.DataFrame:
 
 
 def wall_clock_s(frame: pd.DataFrame) -> float:
-    """Seconds that the logged steps took, 0 when nothing of them was timed.
+    """Seconds that the logged steps took, 0 when nothing of them was timed."""
+    frame = in_order(frame)
+    return float(step_seconds(frame).sum()) * row_interval(frame)
+
+
+def step_seconds(frame: pd.DataFrame) -> pd.Series[float]:
+    """Seconds of every logged step.
 
     The first step of a trainer has no time of its own: its phases, and the sync before it, are all there is.
     """
-    frame = in_order(frame)
     step = column(frame, "perf/step_s")
     phases = sum(
         (column(frame, f"perf/{name}_s").fillna(0.0) for name in ("fwd_bwd", "rollout_wait", "optimizer")),
         start=pd.Series(0.0, index=frame.index),
     )
     untimed = phases + column(frame, "perf/weight_sync_s").fillna(0.0)
-    return float(step.fillna(untimed).sum()) * row_interval(frame)
+    return step.fillna(untimed)
 
 
 class _Totals:

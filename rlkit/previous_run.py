@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from rlkit.errors import BadInput
-from rlkit.recipe import Recipe, recipe_diff
+from rlkit.recipe import Recipe
+from rlkit.recipe_changes import changes_table
 from rlkit.tracking import Run, list_runs, load_run
 
 
@@ -21,9 +22,8 @@ class PreviousRun:
     recipe: Recipe
 
     def changes(self, recipe: Recipe) -> pd.DataFrame:
-        """What `recipe` has differently: a row a field (Field, Before, Now), without the run's own name."""
-        rows = [(field, str(before), str(now)) for field, before, now in recipe_diff(self.recipe, recipe)]
-        return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
+        """What `recipe` has differently, as `changes_table` tells it."""
+        return changes_table(self.recipe, recipe)
 
 
 def find_previous(run: Run, source: str | Path | None) -> PreviousRun | None:

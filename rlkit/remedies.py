@@ -1,7 +1,7 @@
 """Changes of a recipe, each with the cause it answers, the fields it sets, and what else it does. Pure.
 
-Every rule looks at the recipe as it is and proposes nothing, one change, or a few sizes of the same. Whether one pays
-is not decided here: `rlkit.advice` simulates them.
+Every rule looks at the recipe as it is and proposes nothing, or one change, of the size that `rlkit.sizing` gives it.
+Whether one pays is not decided here: `rlkit.advice` simulates them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from rlkit.price import usd_per_hour
 from rlkit.recipe import Recipe
 from rlkit.simulation.hardware import CPU_FLAVOR
-from rlkit.simulation.planning import PACKED_FILL, SHORT_RETRY_S, packed_tokens, usd_per_hour
+from rlkit.sizing import (
+    GPU_SLOTS,
+    Situation,
+    fewer_in_flight,
+    generation,
+    longer_rows,
+    more_in_flight,
+    queue_in_time,
+    rarer_sync,
+    shorter_retry,
+)
 
 Side = Literal["trainer", "generation", "sync", "cost"]
 
-# Longest sequences that a packed row holds: four as published, and its neighbours for other memories.
-ROWS_OF_CONTEXTS = (8, 4, 2, 1)
-
-# Rollouts in flight for each engine: what one had in the published chase (64, then 128), and once more.
-IN_FLIGHT_LADDER = (16, 32, 64, 128, 256)
-
-# The in-flight limit comes with a queue of twice its size, so that finished groups find room (published: 384 and 768).
-QUEUE_PER_INFLIGHT = 2
-
 # The Hub's flavors have up to eight GPUs.
 MOST_RANKS = 8
-
-# What vLLM takes at once where the recipe leaves it open: 128 on a CPU, the smallest default there is.
-DEFAULT_SLOTS = 128
 
 
 @dataclass(frozen=True)
@@ -46,30 +45,6 @@ class Change:
     learning: bool = False  # changes what is learned, not only how fast
 
 
-@dataclass(frozen=True)
-class Situation:
-    """A recipe, and what its run says of the samples of a step (their number, and tokens of each, prompt included)."""
-
-    recipe: Recipe
-    samples_per_step: float
-    sample_tokens: float
-
-    @property
-    def engines(self) -> int:
-        """vLLM engines of all replicas."""
-        return self.recipe.serve.replicas * self.recipe.serve.data_parallel_size
-
-    @property
-    def shares_cores(self) -> bool:
-        """Trainer and replicas run on one machine without GPUs: more of them only divide it."""
-        return self.recipe.hardware.replica.lower() == CPU_FLAVOR
-
-    def queue_for(self, in_flight: int) -> int:
-        """Samples the queue may hold: as many as now, or more for what is in flight and still trained on in time."""
-        fresh = math.floor(self.recipe.fresh_samples(self.samples_per_step))
-        return max(self.recipe.rollout.queue_maxsize, min(QUEUE_PER_INFLIGHT * in_flight, fresh - in_flight))
-
-
 Rule = Callable[[Situation], Iterator[Change]]
 
 
@@ -81,22 +56,16 @@ def remedies(situation: Situation, learning: bool = False, cost: bool = False) -
 
 def _pack(now: Situation) -> Iterator[Change]:
     """Several samples in a row, or longer rows."""
-    train, longest = now.recipe.train, now.recipe.serve.max_model_len
-    budget_now = longest if train.token_budget is None else train.token_budget
-    rows_now = 1 if budget_now else train.per_device_train_batch_size * now.sample_tokens / PACKED_FILL
-    for contexts in ROWS_OF_CONTEXTS:
-        budget = contexts * longest
-        if budget <= max(budget_now, rows_now):
-            continue
-        if budget_now and train.gradient_accumulation_steps < 2:
-            return
-        yield Change(
-            slug=f"rows-{budget}",
-            causes=("tiny-rows", "compute"),
-            side="trainer",
-            overrides=tuple(packed_tokens(now.recipe, now.samples_per_step * now.sample_tokens, budget)),
-            side_effects=("Samples of a step vary with their lengths.",) if not budget_now else (),
-        )
+    rows = longer_rows(now)
+    if rows is None:
+        return
+    yield Change(
+        slug=f"rows-{rows[0].partition('=')[2]}",
+        causes=("tiny-rows", "compute"),
+        side="trainer",
+        overrides=tuple(rows),
+        side_effects=("Samples of a step vary with their lengths.",) if now.recipe.train.token_budget == 0 else (),
+    )
 
 
 def _keep_activations(now: Situation) -> Iterator[Change]:
@@ -131,36 +100,30 @@ def _more_ranks(now: Situation) -> Iterator[Change]:
 
 
 def _more_in_flight(now: Situation) -> Iterator[Change]:
-    """The next sizes for each engine."""
-    recipe, limit = now.recipe, now.recipe.inflight_limit
-    slots = (recipe.serve.max_num_seqs or (DEFAULT_SLOTS if now.shares_cores else IN_FLIGHT_LADDER[-1])) * now.engines
-    # Beyond the staleness window what is in flight is thrown away when it is done.
-    most = min(slots, math.floor(recipe.fresh_samples(now.samples_per_step)))
-    sizes = sorted({min(each * now.engines, most) for each in IN_FLIGHT_LADDER if each * now.engines > limit})
-    for size in [size for size in sizes if size > limit][:3]:
+    size = more_in_flight(now)
+    if size is not None:
         yield Change(
-            f"inflight-{size}",
-            ("client-limit", "replicas"),
-            "generation",
-            _generation(now, size),
-            ("More rollouts at once take longer each, so that samples are older when they are trained on.",),
+            slug=f"inflight-{size}",
+            causes=("client-limit", "replicas"),
+            side="generation",
+            overrides=tuple(generation(now, size)),
+            side_effects=(
+                "More rollouts at once take longer each, so that samples are older when they are trained on.",
+            ),
         )
 
 
 def _more_replicas(now: Situation) -> Iterator[Change]:
-    replicas = now.recipe.serve.replicas
+    """One more, with as much in flight as now, and with more."""
+    replicas = now.recipe.serve.replicas + 1
     if now.shares_cores:
         return
-    one, said = f"serve.replicas={replicas + 1}", ("One more replica is paid for.",)
-    yield Change(f"replicas-{replicas + 1}-same-inflight", ("replicas", "over-admission"), "generation", (one,), said)
-    size = math.ceil(now.recipe.inflight_limit * (replicas + 1) / replicas)
-    yield Change(
-        f"replicas-{replicas + 1}",
-        ("replicas", "over-admission"),
-        "generation",
-        (one, *_generation(now, size)),
-        said,
-    )
+    one, said = f"serve.replicas={replicas}", ("One more replica is paid for.",)
+    causes = ("replicas", "over-admission")
+    yield Change(f"replicas-{replicas}-same-inflight", causes, "generation", (one,), said)
+    size = more_in_flight(now)
+    if size is not None:
+        yield Change(f"replicas-{replicas}", causes, "generation", (one, *generation(now, size)), said)
 
 
 def _cap(now: Situation) -> Iterator[Change]:
@@ -192,18 +155,18 @@ def _more_cache(now: Situation) -> Iterator[Change]:
 
 
 def _smaller_queue(now: Situation) -> Iterator[Change]:
-    window = math.floor(now.recipe.fresh_samples(now.samples_per_step))
-    if now.recipe.rollout.queue_maxsize > window:
-        change = f"rollout.queue_maxsize={max(1, window)}"
+    size = queue_in_time(now)
+    if size is not None:
+        change = f"rollout.queue_maxsize={size}"
         yield Change("queue", ("queue", "stale"), "generation", (change,), ("Samples are fresher.",))
 
 
 def _fewer_in_flight(now: Situation) -> Iterator[Change]:
-    limit = now.recipe.inflight_limit
-    if limit // 2 >= now.recipe.sampling.num_generations:
-        change = f"rollout.max_inflight_tasks={limit // 2}"
+    size = fewer_in_flight(now.recipe)
+    if size is not None:
+        change = f"rollout.max_inflight_tasks={size}"
         said = ("Samples are fresher.",)
-        yield Change(f"inflight-{limit // 2}", ("stale", "over-admission"), "generation", (change,), said)
+        yield Change(f"inflight-{size}", ("stale", "over-admission"), "generation", (change,), said)
 
 
 def _faster_sync(now: Situation) -> Iterator[Change]:
@@ -215,8 +178,9 @@ def _faster_sync(now: Situation) -> Iterator[Change]:
         "measured on one machine, not between rented ones."
     )
     yield Change("push", ("sync",), "sync", ("transport.kind=push",), (said,))
-    if transport.retry_s > SHORT_RETRY_S:
-        retry = f"transport.retry_s={SHORT_RETRY_S}"
+    retry_s = shorter_retry(now.recipe)
+    if retry_s is not None:
+        retry = f"transport.retry_s={retry_s}"
         yield Change("retry", ("sync",), "sync", (retry,), ("The proxy asks a replica for an adapter more often.",))
 
 
@@ -235,9 +199,9 @@ def _fewer_replicas(now: Situation) -> Iterator[Change]:
         change = f"serve.replicas={fewer}"
         yield Change(f"replicas-{fewer}", ("idle-replicas",), "cost", (change,), said)
         # What several replicas ran one of them runs with as many in flight for itself.
-        more = max(recipe.inflight_limit, IN_FLIGHT_LADDER[-1] * fewer * recipe.serve.data_parallel_size)
+        more = max(recipe.inflight_limit, GPU_SLOTS * fewer * recipe.serve.data_parallel_size)
         if more > recipe.inflight_limit:
-            more_at_once = (change, *_generation(now, more))
+            more_at_once = (change, *generation(now, more))
             yield Change(f"replicas-{fewer}-inflight-{more}", ("idle-replicas",), "cost", more_at_once, said)
 
 
@@ -260,7 +224,7 @@ def _fewer_ranks(now: Situation) -> Iterator[Change]:
 
 
 def _rarer_sync(now: Situation) -> Iterator[Change]:
-    steps = 2 * now.recipe.rollout.weight_sync_steps
+    steps = rarer_sync(now.recipe)
     said = (f"Rollouts come from a policy that is up to {steps} steps old before staleness is even counted.",)
     change = f"rollout.weight_sync_steps={steps}"
     yield Change(f"sync-{steps}", ("sync",), "sync", (change,), said, learning=True)
@@ -318,12 +282,6 @@ def together(first: Change, second: Change) -> Change:
         side_effects=tuple(dict.fromkeys((*first.side_effects, *second.side_effects))),
         learning=first.learning or second.learning,
     )
-
-
-def _generation(now: Situation, in_flight: int) -> tuple[str, ...]:
-    found = (f"rollout.max_inflight_tasks={in_flight}",)
-    queue = now.queue_for(in_flight)
-    return found if queue == now.recipe.rollout.queue_maxsize else (*found, f"rollout.queue_maxsize={queue}")
 
 
 def _flavor(flavor: str, gpus: int) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlkit.ledger import waste_ledger
 from rlkit.past_run import PastRun
-from rlkit.recipe import recipe_diff
+from rlkit.recipe_changes import run_changes
 
 
 def report_data(past: PastRun) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def report_data(past: PastRun) -> dict[str, Any]:
     """
     previous = None
     if past.previous is not None and past.recipe is not None:
-        changes = recipe_diff(past.previous.recipe, past.recipe)
+        changes = run_changes(past.previous.recipe, past.recipe)
         fields = [{"field": field, "before": before, "now": now} for field, before, now in changes]
         previous = {"run": past.previous.name, "changes": fields}
     return {

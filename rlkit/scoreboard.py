@@ -15,9 +15,13 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from rlkit.engines.state import read_state
 from rlkit.ledger import wall_clock_s
+from rlkit.pace import logged_minutes, logged_steps, run_minutes
 from rlkit.past_run import PastRun
-from rlkit.recipe import Recipe, recipe_diff, spelled
+from rlkit.price import usd_of, usd_paid
+from rlkit.recipe import Recipe, spelled
+from rlkit.recipe_changes import run_changes
 from rlkit.signals import column, settled_steps
 from rlkit.wording import number
 
@@ -92,13 +96,10 @@ def is_simulated(run: PastRun) -> bool:
 
 
 def changes(before: PastRun | None, run: PastRun) -> list[tuple[str, object, object]] | None:
-    """The fields of the recipe that differ from the run before, as (name, old, new); None when that is unknown.
-
-    Where runs are logged (`tracking`) is no change of a run.
-    """
+    """The fields of the recipe that differ from the run before, as (name, old, new); None when that is unknown."""
     if before is None or before.recipe is None or run.recipe is None:
         return None
-    return [change for change in recipe_diff(before.recipe, run.recipe) if not change[0].startswith("tracking.")]
+    return run_changes(before.recipe, run.recipe)
 
 
 def change_text(before: PastRun | None, run: PastRun) -> str | None:
@@ -169,24 +170,21 @@ def _minutes(minutes: float) -> str:
 
 
 def _times(run: PastRun) -> dict[str, float]:
-    recipe, logged = run.recipe, float(run.frame.index.max()) if len(run.frame) else 0.0
-    timed = bool(column(run.frame, "perf/step_s").notna().any())
-    seconds = wall_clock_s(run.frame) if timed else math.nan
-    whole, steps, price = math.nan, math.nan, math.nan
-    if recipe is not None:
-        steps = float(recipe.train.steps)
-        rest = max(0.0, steps - logged)
-        mean = float(column(settled_steps(run.frame, recipe), "perf/step_s").mean())
-        whole = seconds + (rest * mean if rest else 0.0)
-        price = math.nan if recipe.hardware.usd_per_hour is None else recipe.hardware.usd_per_hour
-    return {
-        "steps": logged,
-        "minutes": seconds / 60,
-        "usd": seconds / 3600 * price,
-        "recipe_steps": steps,
-        "recipe_minutes": whole / 60,
-        "recipe_usd": whole / 3600 * price,
+    recipe, steps = run.recipe, logged_steps(run.frame)
+    minutes = logged_minutes(run.frame, recipe)
+    whole = (
+        None if recipe is None or minutes is None else run_minutes(run.frame, recipe, max(steps, recipe.train.steps))
+    )
+    paid = None if run.folder is None else usd_paid(read_state(run.folder))
+    usd = None if recipe is None else usd_of(recipe, minutes)
+    found = {
+        "minutes": minutes,
+        "usd": usd if paid is None else paid,
+        "recipe_steps": None if recipe is None else recipe.train.steps,
+        "recipe_minutes": whole,
+        "recipe_usd": None if recipe is None else usd_of(recipe, whole),
     }
+    return {"steps": float(steps)} | {name: math.nan if one is None else float(one) for name, one in found.items()}
 
 
 def _sync(run: PastRun) -> dict[str, float]:

@@ -14,8 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rlkit.past_run import PastRun
-from rlkit.recipe import spelled
-from rlkit.scoreboard import DECISIONS, changes
+from rlkit.scoreboard import DECISIONS
 from rlkit.wording import number, percent
 
 NOT_LOGGED, NO_COUNTERS, UNKNOWN, NONE_WAS = "not logged", "no counters", "unknown", "none was"
@@ -143,12 +142,6 @@ def routing_table(counts: pd.DataFrame, published: Published = NOTHING_PUBLISHED
         text = _text(counts.at[run, "per_replica"], NO_COUNTERS)
         split.append(f"{text} ({' / '.join(number(float(one)) for one in told)})" if told else text)
     return _laid_out([rows[0], ("to each replica", *split), *rows[1:]], list(counts.index))
-
-
-def changes_table(before: PastRun | None, run: PastRun) -> pd.DataFrame:
-    """The recipe as a diff to the run before: field, old value, new value; no rows when nothing changed."""
-    rows = [(name, spelled(old), spelled(new)) for name, old, new in changes(before, run) or []]
-    return pd.DataFrame(rows, columns=["Field", "Before", "Now"])
 
 
 def breakable(table: pd.DataFrame) -> pd.DataFrame:

@@ -17,10 +17,11 @@ import pandas as pd
 
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.pace import logged_minutes
+from rlkit.price import usd_paid, usd_per_hour
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.signals import settled_steps
-from rlkit.simulation.planning import usd_per_hour
 from rlkit.wording import number
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Reci
     settled = settled_steps(frame, recipe).drop(columns=["timestamp", "epoch"], errors="ignore")
     means = settled.mean().dropna()
     metrics = {str(name): float(value) for name, value in means.items()}
-    minutes = _minutes(frame)
-    paid = read_state(folder).get("usd")
+    minutes = logged_minutes(frame, recipe)
+    paid = usd_paid(read_state(folder))
     return Summary(
         verdict=verdict["bound"],
         confidence=verdict["confidence"],
@@ -70,15 +71,14 @@ def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Reci
         steps=len(frame),
         step_s=metrics.get("perf/step_s"),
         wall_clock_min=minutes,
-        usd=float(paid) if paid is not None else cost(base, recipe, minutes),
+        usd=cost(base, recipe, minutes) if paid is None else paid,
         metrics=metrics,
     )
 
 
 def cost(base: Recipe, recipe: Recipe, minutes: float | None) -> float | None:
     """USD of so many minutes; a recipe with other hardware than `base` costs by the GPU. None when nobody said."""
-    same = recipe.hardware.usd_per_hour == base.hardware.usd_per_hour
-    rate = usd_per_hour(base, recipe) if same else recipe.hardware.usd_per_hour
+    rate = usd_per_hour(base, recipe)
     return None if rate is None or minutes is None else rate * minutes / 60
 
 
@@ -148,14 +148,6 @@ def rounded(table: pd.DataFrame) -> pd.DataFrame:
     """The same with three digits of every fraction: more are noise to a reader."""
     fractions = table.select_dtypes("float")
     return table.assign(**{str(name): fractions[name].map(lambda value: float(f"{value:.3g}")) for name in fractions})
-
-
-def _minutes(frame: pd.DataFrame) -> float | None:
-    """From the first logged step to the last, and one more step in place of the first."""
-    if len(frame) < 2:
-        return None
-    seconds = (frame["timestamp"].iloc[-1] - frame["timestamp"].iloc[0]).total_seconds()
-    return float(seconds) / 60 * len(frame) / (len(frame) - 1)
 
 
 def _value_of(recipe: Recipe, values: Mapping[str, Any], field: str) -> Any:

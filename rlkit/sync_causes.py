@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlkit.cause import Cause
 from rlkit.recipe import Recipe
 from rlkit.signals import Signals
+from rlkit.sizing import rarer_sync, shorter_retry
 from rlkit.wording import percent
 
 # From here on a sync is worth naming beside the cause. Published: a quarter of the wall-clock was, 8 % was not.
@@ -24,14 +25,18 @@ def sync_cause(signals: Signals, recipe: Recipe | None) -> Cause:
 
 def shorten_sync(signals: Signals, recipe: Recipe | None) -> str:
     """What to do about a sync that takes too long, as a part of a sentence."""
-    rarer = "raise rollout.weight_sync_steps (samples get staler)"
-    if recipe is None or recipe.transport.kind != "bucket" or recipe.lora is None:
+    if recipe is None:
+        return "raise rollout.weight_sync_steps (samples get staler)"
+    every = f"from {recipe.rollout.weight_sync_steps} to {rarer_sync(recipe)}"
+    rarer = f"raise rollout.weight_sync_steps {every} (samples get staler)"
+    retry_s = shorter_retry(recipe)
+    if retry_s is None:
         return rarer
     # A sync that had to ask a replica again took at least one pause between attempts.
     loading = signals.weight_sync_s if signals.weight_sync_load_s is None else signals.weight_sync_load_s
     if loading is None or loading < recipe.transport.retry_s:
         return rarer
-    return f"lower transport.retry_s ({recipe.transport.retry_s:g} s now) or {rarer}"
+    return f"lower transport.retry_s from {recipe.transport.retry_s:g} to {retry_s:g} or {rarer}"
 
 
 def sync_is_large(signals: Signals) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from rlkit.cause import Cause
 from rlkit.decoding import rows as known_rows
 from rlkit.recipe import Recipe
 from rlkit.signals import Signals
+from rlkit.sizing import longer_rows, situation
 from rlkit.wording import percent
 
 # One sample per row, as with per_device_train_batch_size 1 and no token budget; two short ones are not worth a rule.
@@ -16,12 +15,6 @@ LONELY_SAMPLES_PER_ROW = 1.5
 # A row of one sample is small below this many tokens: a device computes a row's tokens together, and too few leave it
 # idle. Published: rows of 1,200 tokens reach 3.9 % MFU, rows of 15,600 reach 19 %; this is a quarter of the latter.
 SMALL_ROW_TOKENS = 4096
-
-# The published chase packs rows of four times max_model_len (16,384 for 4,096), on a GPU of 141 GB.
-ROWS_OF_CONTEXTS = 4
-
-# How full a packed row gets (batch/row_fill_frac of the published run 2).
-PACKED_ROW_FILL = 0.95
 
 # Forward and backward take 3 forwards, and 4 with the forward computed again; the published run with checkpointing
 # shows 4.2, a real one where it hardly mattered 2.8.
@@ -96,10 +89,8 @@ def _compute(signals: Signals, explained_s: float) -> Cause:
 def _pack(signals: Signals, recipe: Recipe | None) -> str:
     if recipe is None:
         return "Pack samples into rows: set train.token_budget, and lower train.gradient_accumulation_steps with it."
-    budget = ROWS_OF_CONTEXTS * recipe.serve.max_model_len
-    fewer = "lower train.gradient_accumulation_steps so that a step still trains as many samples"
-    tokens = signals.sample_tokens or signals.row_tokens
-    if tokens is not None and signals.samples_per_step is not None:
-        rows = signals.samples_per_step * tokens / (budget * PACKED_ROW_FILL * recipe.train.processes)
-        fewer = f"train.gradient_accumulation_steps={max(1, math.ceil(rows))}"
-    return f"Pack samples into rows: train.token_budget={budget} (four longest sequences), and {fewer}."
+    now = situation(recipe, signals)
+    rows = None if now is None else longer_rows(now)
+    if rows is None:
+        return "Make rows longer still (train.token_budget) where the trainer's memory has room for them."
+    return f"Pack samples into rows: {', and '.join(rows)}."

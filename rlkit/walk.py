@@ -13,8 +13,9 @@ from rlkit import chase_figures
 from rlkit import display as show
 from rlkit.chart import Axis
 from rlkit.past_run import PastRun
+from rlkit.recipe_changes import changes_table
 from rlkit.scoreboard import change_text, changes
-from rlkit.scoreboard_text import NOTHING_PUBLISHED, Published, changes_table
+from rlkit.scoreboard_text import NOTHING_PUBLISHED, Published
 from rlkit.wording import number
 
 # A cause that costs less of a step is named without it.
@@ -31,7 +32,7 @@ def chapter(
     before = runs[order[place - 1]] if place else None
     yield show.note(_change(before, run))
     if before is not None and changes(before, run):
-        yield show.table(changes_table(before, run))
+        yield show.table(changes_table(before.recipe if before else None, run.recipe))
     yield chase_figures.change(runs, name, x) if place else chase_figures.dashboard(runs, name, x)
     verdict = show.headline(run.verdict, _facts(run))
     yield show.html(f'<div class="rlkit-chapter">{verdict.data}</div>')

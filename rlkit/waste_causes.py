@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlkit.cause import Cause
 from rlkit.recipe import Recipe
 from rlkit.signals import Signals
+from rlkit.sizing import queue_in_time, situation
 from rlkit.wording import number, percent
 
 # One sample thrown away for every ten trained: generation that buys nothing. The published run without a cap threw 34 %
@@ -75,16 +76,16 @@ def dropped_cause(signals: Signals, recipe: Recipe | None) -> Cause | None:
     if dropped is None or dropped < MANY_DROPPED:
         return None
     seconds = None if signals.step_s is None else signals.step_s * dropped / (1 + dropped)
-    samples = signals.samples_per_step
-    if recipe is not None and samples is not None and signals.queue_size is not None:
-        window = recipe.rollout.max_staleness * recipe.rollout.weight_sync_steps * samples
-        if recipe.rollout.queue_maxsize > window and signals.queue_size > window / 2:
+    now = None if recipe is None or signals.samples_per_step is None else situation(recipe, signals)
+    if recipe is not None and now is not None and signals.queue_size is not None:
+        window = queue_in_time(now)
+        if window is not None and signals.queue_size > window / 2:
             size = recipe.rollout.queue_maxsize
             return Cause(
                 name="queue",
                 text=f"a queue larger than what is trained on in time ({size:,} samples, {number(window)} are; "
                 f"{_dropped_words(dropped)} are thrown away)",
-                next_action=f"Lower rollout.queue_maxsize from {size} to {max(1, int(window))}.",
+                next_action=f"Lower rollout.queue_maxsize from {size} to {window}.",
                 seconds=seconds,
             )
     tail, versions = signals.length_tail, signals.rollout_versions

@@ -14,10 +14,12 @@ import pandas as pd
 
 from rlkit.diagnosis import Verdict
 from rlkit.errors import BadInput
+from rlkit.price import usd_per_hour
 from rlkit.recipe import Recipe
-from rlkit.simulation.planning import PACKED_FILL, packed, tokens_per_sample, unbeaten, usd_per_hour
+from rlkit.simulation.planning import unbeaten
 from rlkit.simulation.prediction import predict
 from rlkit.simulation.recipes import translate
+from rlkit.sizing import packed, row_tokens, samples_per_step, tokens_per_sample
 
 # Enough for a verdict after the ten steps of the start, few enough for half a second.
 STEPS = 40
@@ -73,14 +75,14 @@ class WhatIf:
         self.recipe = recipe.with_overrides(["engine=sim"])
         self._steps = min(steps, recipe.train.steps)
         self.known: dict[Choice, Predicted | str] = {}
-        self._samples = _samples_per_step(self.recipe)
+        self._samples = samples_per_step(self.recipe)
         capacity = translate(self.recipe).setup.engines[0].capacity
         self._kv_gib = round(_gib(self.recipe, capacity.kv_tokens), 2)
         self.start = Choice(
             replicas=recipe.serve.replicas,
             in_flight=recipe.inflight_limit,
             queue=recipe.rollout.queue_maxsize,
-            token_budget=recipe.serve.max_model_len if recipe.train.token_budget is None else recipe.train.token_budget,
+            token_budget=row_tokens(recipe),
             sync_steps=recipe.rollout.weight_sync_steps,
             kv_gib=self._kv_gib,
         )
@@ -176,7 +178,7 @@ class WhatIf:
 
     def _batch(self, budget: int) -> list[str]:
         if budget:
-            return packed(self.recipe, self._samples, budget)
+            return packed(self.recipe, self._samples, tokens_per_sample(self.recipe), budget)
         train = self.recipe.train
         rows = max(1, round(self._samples / (train.per_device_train_batch_size * train.processes)))
         return ["train.token_budget=0", f"train.gradient_accumulation_steps={rows}"]
@@ -200,15 +202,6 @@ def as_row(found: Predicted) -> dict[str, float | None]:
 
 def _around(value: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, round(value * 2.0**power)) for power in range(-DOUBLINGS, DOUBLINGS + 1)}))
-
-
-def _samples_per_step(recipe: Recipe) -> float:
-    if recipe.samples_per_step is not None:
-        return recipe.samples_per_step
-    train = recipe.train
-    budget = recipe.serve.max_model_len if train.token_budget is None else train.token_budget
-    rows = train.gradient_accumulation_steps * train.processes
-    return rows * budget * PACKED_FILL / tokens_per_sample(recipe)
 
 
 def _gib(recipe: Recipe, kv_tokens: float) -> float:

@@ -12,6 +12,8 @@ from rlkit.past_run import PastRun
 from rlkit.recipe import Recipe
 
 START = pd.Timestamp("2026-01-05 12:00", tz="UTC")
+# Of both runs below.
+PLAN = ("train.steps=40", "rollout.weight_sync_steps=4", "hardware.usd_per_hour=36")
 
 
 def steps(count: int = 20, every_sync: int = 4, **metrics: float) -> pd.DataFrame:
@@ -42,7 +44,7 @@ def trainer_bound(name: str = "slow", *overrides: str, proxy: dict[str, Any] | N
         batch__samples_per_step=64, perf__mfu_fwd_bwd=4, perf__weight_sync_s=2, perf__weight_sync_pause_s=0.25,
         perf__weight_sync_barrier_s=0, perf__weight_sync_transfer_s=0.5,
     )  # fmt: skip
-    return past_run(name, frame, "train.steps=40", "hardware.usd_per_hour=36", *overrides, proxy=proxy)
+    return past_run(name, frame, *PLAN, *overrides, proxy=proxy)
 
 
 def generation_bound(name: str = "fast", *overrides: str, proxy: dict[str, Any] | None = None) -> PastRun:
@@ -52,4 +54,4 @@ def generation_bound(name: str = "fast", *overrides: str, proxy: dict[str, Any] 
         rollout__inflight=64, rollout__generated_tok_s=4000, sample__staleness_mean=0.5, batch__samples_per_step=64,
         perf__mfu_fwd_bwd=20,
     )  # fmt: skip
-    return past_run(name, frame, "train.steps=40", "hardware.usd_per_hour=36", *overrides, proxy=proxy)
+    return past_run(name, frame, *PLAN, *overrides, proxy=proxy)

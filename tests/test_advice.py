@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlkit import advice
-from rlkit.advice import Counsel, Limits, advise
+from rlkit.advice import advise
+from rlkit.candidates import PAIRED, candidates, pairs
+from rlkit.counsel import Counsel, Figures, Limits, Objective, Refused, score
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
-from rlkit.remedies import Situation
-from rlkit.signals import Signals
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import setup_of
 from rlkit.simulation.simulate import simulate
+from rlkit.sizing import Situation
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -29,7 +30,7 @@ advice.ADVISED_STEPS = 15
 
 @cache
 def counsel(
-    name: str, objective: advice.Objective = "time", learning: bool = False, overrides: tuple[str, ...] = ()
+    name: str, objective: Objective = "time", learning: bool = False, overrides: tuple[str, ...] = ()
 ) -> Counsel:
     """Of twenty steps, for the published five hundred."""
     recipe = published(name, *overrides)
@@ -84,16 +85,16 @@ def test_advice_as_json_holds_what_was_compared() -> None:
 
 
 def test_a_run_without_a_price_is_weighed_by_device_hours() -> None:
-    here = advice.Figures(6.0, 60.0, None, 4.0, None, None, None, None)
+    here = Figures(6.0, 60.0, None, 4.0, None, None, None, None)
     assert here.cost == 4.0
-    assert advice.score(here, "cost", Limits()) == 4.0
+    assert score(here, "cost", Limits()) == 4.0
 
 
 def test_a_limit_that_is_exceeded_counts_against_a_change() -> None:
-    here = advice.Figures(6.0, 60.0, 20.0, 4.0, None, None, None, None)
-    assert advice.score(here, "cost", Limits(deadline_min=30)) == 40
-    assert advice.score(here, "time", Limits(budget_usd=10)) == 120
-    assert advice.score(here, "time", Limits(deadline_min=60, budget_usd=20)) == 60
+    here = Figures(6.0, 60.0, 20.0, 4.0, None, None, None, None)
+    assert score(here, "cost", Limits(deadline_min=30)) == 40
+    assert score(here, "time", Limits(budget_usd=10)) == 120
+    assert score(here, "time", Limits(deadline_min=60, budget_usd=20)) == 60
 
 
 def test_of_two_as_good_the_cheaper_is_first() -> None:
@@ -106,12 +107,13 @@ def test_of_two_as_good_the_cheaper_is_first() -> None:
 
 def test_trainer_and_generation_are_tried_together_where_neither_alone_pays() -> None:
     recipe = published("r1-dp2-tb16k")
-    refused: list[advice.Refused] = []
+    refused: list[Refused] = []
     situation = Situation(recipe, 150.0, 1200.0)
-    candidates = list(advice._candidates(situation, Signals(wait_share=0.05), False, "time", refused))
-    pairs = list(advice._pairs([], candidates, recipe, refused))
-    assert len(pairs) == advice.PAIRED**2
-    for change, new, _ in pairs:
+    alone = list(candidates(situation, 0.05, False, "time", refused))
+    both = list(pairs({}, alone, recipe, refused))
+    sides = [{change.slug for change, _, _ in alone if change.side == side} for side in ("trainer", "generation")]
+    assert len(both) == min(PAIRED, len(sides[0])) * min(PAIRED, len(sides[1])) >= PAIRED
+    for change, new, _ in both:
         fields = {name.partition(".")[0] for name, _, _ in recipe_diff(recipe, new)}
         assert "train" in fields
         assert fields & {"rollout", "serve"}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.advice import Advice, Figures, Limits
 from rlkit.chase import Probe, Rules, Scoreboard, Start, Stop, Try, best_of, decide
 from rlkit.chase_folder import ChaseFolder, with_run
+from rlkit.counsel import Advice, Figures, Limits
 from rlkit.errors import BadInput
 from rlkit.recipe import load_recipe, recipe_diff
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rlkit import advice, chase_run, cli, machine
+from rlkit import advice, chase_run, cli, machine, run_once
 from rlkit.chase import Probe, Rules, Scoreboard
 from rlkit.chase_folder import ChaseFolder
 from rlkit.chase_run import chase
@@ -68,7 +68,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
         launched.append(folder.name)
         return really(recipe, folder, *rest, **options)
 
-    monkeypatch.setattr(chase_run, "launch", counted)
+    monkeypatch.setattr(run_once, "launch", counted)
 
     def stop(probe: Probe) -> None:
         raise KeyboardInterrupt
@@ -99,8 +99,9 @@ def test_a_change_that_cannot_run_is_noted_and_another_one_tried(
             raise RunFailed("trainer: CUDA out of memory\nmore lines")
         return really(recipe, folder, *rest, **options)
 
-    monkeypatch.setattr(chase_run, "launch", second_fails)
-    done = chase(board(toy(), 15, Rules(max_runs=3)), toy(), ChaseFolder(tmp_path / "chase-it"), processes=1)
+    monkeypatch.setattr(run_once, "launch", second_fails)
+    start = published("r1-dp2")
+    done = chase(board(start, 15, Rules(max_runs=3)), start, ChaseFolder(tmp_path / "chase-it"), processes=1)
     assert done.probes[1].failure == "trainer: CUDA out of memory"
     assert done.probes[2].overrides != done.probes[1].overrides
     assert done.probes[2].parent == 1
@@ -111,7 +112,7 @@ def test_a_first_run_that_cannot_be_ends_in_its_error(tmp_path: Path, monkeypatc
     def fails(*given: Any, **options: Any) -> Any:
         raise BadInput("hardware.trainer: no such flavor")
 
-    monkeypatch.setattr(chase_run, "launch", fails)
+    monkeypatch.setattr(run_once, "launch", fails)
     with pytest.raises(BadInput, match="no such flavor"):
         chase(board(toy(), 15), toy(), ChaseFolder(tmp_path / "chase-it"), processes=1)
 
@@ -131,7 +132,7 @@ def test_a_run_that_is_not_agreed_to_ends_the_chase(tmp_path: Path, monkeypatch:
             raise BadInput("--yes: not started, nobody is there to be asked")
         return len(asked) < 2
 
-    monkeypatch.setattr(chase_run, "launch", rented)
+    monkeypatch.setattr(run_once, "launch", rented)
     place = ChaseFolder(tmp_path / "chase-it")
     for _ in range(2):
         with pytest.raises(BadInput, match="not started"):

@@ -54,7 +54,7 @@ def test_a_sync_that_takes_most_of_the_step_bounds_it() -> None:
 
     assert first(found) == ("sync", "sync")
     assert found.headline == "Sync-bound: the weight sync takes 65 % of the step, more than training or generation."
-    assert "transport.retry_s (0.5 s now)" in found.next_action
+    assert "rollout.weight_sync_steps from 1 to 2" in found.next_action
 
 
 def test_a_sync_near_the_rest_is_named_with_less_confidence() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.remedies import Change, Situation, changed, remedies, together
+from rlkit.remedies import Change, changed, remedies, together
+from rlkit.sizing import Situation
 
 RUNS = Path(__file__).parents[1] / "runs"
 LEARNING = {"rollout.weight_sync_steps", "rollout.max_staleness", "sampling.num_generations"}
@@ -69,9 +70,9 @@ def test_packed_rows_are_only_made_longer() -> None:
     assert "rows-8192" not in slugs
 
 
-def test_more_replicas_come_with_as_many_rollouts_for_each_and_their_price() -> None:
+def test_more_replicas_come_with_more_rollouts_in_flight_and_their_price() -> None:
     new = changed(recipe(), named("replicas-3", recipe()))
-    assert (new.serve.replicas, new.rollout.max_inflight_tasks, new.hardware.usd_per_hour) == (3, 192, 25)
+    assert (new.serve.replicas, new.rollout.max_inflight_tasks, new.hardware.usd_per_hour) == (3, 256, 25)
 
 
 def test_a_queue_is_never_made_smaller_by_more_rollouts_in_flight() -> None:

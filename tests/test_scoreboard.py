@@ -13,11 +13,11 @@ from recorded_runs import recipe
 from several_runs import generation_bound, past_run, steps, trainer_bound
 
 from rlkit.recipe import load_recipe
+from rlkit.recipe_changes import changes_table
 from rlkit.scoreboard import FIGURES, change_text, figures_of, headline, routing, scoreboard, weight_syncs
 from rlkit.scoreboard_text import (
     about,
     breakable,
-    changes_table,
     published_figures,
     routing_table,
     scoreboard_table,
@@ -48,9 +48,11 @@ def test_a_row_a_run_with_figures_that_can_be_worked_out() -> None:
     assert slow["samples_s"] == 64 / 4
     assert slow["steps"] == 20
     assert slow["minutes"] == pytest.approx(20 * 4 / 60)
-    assert slow["recipe_minutes"] == pytest.approx(40 * 4 / 60)  # 20 more steps, as long as the mean
+    # 20 more steps, as long as the mean: 15 steps of 4 s with four syncs of 2 s in them, and a sync every four steps.
+    whole_s = 20 * 4 + 20 * ((15 * 4 - 4 * 2) / 15 + 2 / 4)
+    assert slow["recipe_minutes"] == pytest.approx(whole_s / 60)
     assert slow["usd"] == pytest.approx(20 * 4 * 36 / 3600)
-    assert slow["recipe_usd"] == pytest.approx(40 * 4 * 36 / 3600)
+    assert slow["recipe_usd"] == pytest.approx(whole_s * 36 / 3600)
     assert list(board["bound"]) == ["trainer", "generation"]
     assert pd.isna(slow["change"])
     assert board["change"]["fast"] == "train.token_budget 512 → 1024"
@@ -86,8 +88,10 @@ def test_changes_leave_out_the_name_and_where_a_run_is_logged() -> None:
     other = trainer_bound("other", "tracking.project=elsewhere", "train.gradient_checkpointing=false")
     assert change_text(plan, other) == "train.gradient_checkpointing true → false"
     assert change_text(plan, trainer_bound("same")) == "none"
-    assert changes_table(plan, other).to_numpy().tolist() == [["train.gradient_checkpointing", "true", "false"]]
-    assert changes_table(None, plan).empty
+    assert changes_table(plan.recipe, other.recipe).to_numpy().tolist() == [
+        ["train.gradient_checkpointing", "true", "false"]
+    ]
+    assert changes_table(None, plan.recipe).empty
     assert change_text(plan, trainer_bound("dear", "hardware.usd_per_hour=99")) == "none"
     fields = ("serve.replicas=2", "train.seed=7", "train.steps=9", "train.token_budget=64", "train.learning_rate=1")
     assert str(change_text(plan, trainer_bound("far", *fields))).startswith("5 fields: train.steps 40 → 9, ")
@@ -96,8 +100,11 @@ def test_changes_leave_out_the_name_and_where_a_run_is_logged() -> None:
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        (["slow", "fast"], "2 runs: 40 steps go from 2.67 min to 40 s, 4 times as fast; what bounded them: trainer, "),
-        (["fast", "slow"], "2 runs: 40 steps go from 40 s to 2.67 min, 4 times as slow; what bounded them: gen"),
+        (
+            ["slow", "fast"],
+            "2 runs: 40 steps go from 2.66 min to 40 s, 3.98 times as fast; what bounded them: trainer, ",
+        ),
+        (["fast", "slow"], "2 runs: 40 steps go from 40 s to 2.66 min, 3.98 times as slow; what bounded them: gen"),
         (["slow"], "One run, 4 s a step, bound by: trainer."),
     ],
 )

@@ -46,8 +46,8 @@ def test_each_setting_changes_the_fields_it_means(model: WhatIf) -> None:
     assert changed.train.gradient_accumulation_steps == 3
     unpacked = model.recipe_of(replace(choice, token_budget=0))
     assert unpacked.train.token_budget == 0
-    # Six rows of 512 tokens, 95 % full, of samples of 83: what its simulated run logs as batch/samples_per_step, 33.
-    assert unpacked.samples_per_step == 35
+    # Six rows of 512 tokens, 95 % full of completions of 18: a group's prompt is in a row once. A run has about 150.
+    assert unpacked.samples_per_step == 165
 
 
 def test_a_prediction_is_made_once_and_fewer_rollouts_in_flight_are_slower(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,12 +22,22 @@ from typing import Any, TypeVar
 from rlkit import machine
 from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
+from rlkit.price import usd_per_hour
 from rlkit.recipe import Recipe, recipe_diff
 from rlkit.signals import warmup_steps
 from rlkit.simulation.constants import Physics
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.simulate import simulate
+from rlkit.sizing import (
+    Situation,
+    generation,
+    packed,
+    packed_budget,
+    samples_per_step,
+    shorter_retry,
+    tokens_per_sample,
+)
 
 # Enough steps for a mean that is known within a few percent, few enough for two hundred candidates in ten minutes.
 PLANNED_STEPS = 100
@@ -40,13 +49,6 @@ T = TypeVar("T")
 
 # Rollouts in flight per replica; an engine gains little beyond, and the queue only gets older.
 IN_FLIGHT_PER_REPLICA = (64, 128, 256)
-
-# Sequences of the longest kind that a packed row holds, as in the published chase (16,384 tokens for 4,096).
-ROW_OF_SEQUENCES = 4
-PACKED_FILL = 0.95  # how full a packed row gets (batch/row_fill_frac of the published run 2)
-
-# Seconds between two attempts to load an adapter: the published choices end here.
-SHORT_RETRY_S = 0.5
 
 # A trainer that waits for less than this part of a step gains nothing from faster generation.
 NEVER_WAITS = 0.01
@@ -102,6 +104,8 @@ def plan(
         raise BadInput("hardware.usd_per_hour: not set, and a budget needs it")
     translation = translate(recipe, physics)
     shapes = [list(shape) for shape in _shapes(recipe, sync_intervals)]
+    tokens = tokens_per_sample(recipe)
+    now = Situation(recipe, samples_per_step(recipe, tokens), tokens)
     points: list[Point] = []
     pruned = 0
     with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
@@ -111,8 +115,8 @@ def plan(
             for per_replica in IN_FLIGHT_PER_REPLICA:
                 open_shapes = [number for number in range(len(shapes)) if number not in satisfied]
                 pruned += len(shapes) - len(open_shapes)
-                generation = _generation(recipe, replicas, replicas * per_replica)
-                candidates = [_candidate(recipe, [*generation, *shapes[number]]) for number in open_shapes]
+                served = [f"serve.replicas={replicas}", *generation(now, replicas * per_replica)]
+                candidates = [_candidate(recipe, [*served, *shapes[number]]) for number in open_shapes]
                 jobs = [(recipe, candidate, physics) for candidate in candidates]
                 found = list(pool.map(_simulate, jobs))
                 points += found
@@ -124,66 +128,24 @@ def plan(
     return Plan(recipe.name, as_it_is, front, len(points) + 1, pruned, translation.extrapolated)
 
 
-def usd_per_hour(recipe: Recipe, changed: Recipe) -> float | None:
-    """What an hour of the changed recipe costs, at the price per GPU of the first; None when that is not known."""
-    rate = recipe.hardware.usd_per_hour
-    return None if rate is None else rate / _gpus(recipe) * _gpus(changed)
-
-
-def _gpus(recipe: Recipe) -> int:
-    def of(flavor: str) -> int:
-        match = re.search(r"x(\d+)$", flavor)
-        return int(match.group(1)) if match else 1
-
-    return of(recipe.hardware.trainer) + recipe.serve.replicas * of(recipe.hardware.replica)
-
-
-def _generation(recipe: Recipe, replicas: int, in_flight: int) -> list[str]:
-    """A queue of twice what is in flight, as published, and no more than is trained on before it is too stale."""
-    samples = recipe.samples_per_step or recipe.rollout.queue_maxsize // max(recipe.rollout.max_staleness, 1)
-    fresh = max(recipe.rollout.max_staleness, 1) * recipe.rollout.weight_sync_steps * samples
-    queue = max(samples, min(2 * in_flight, fresh - in_flight))
-    return [
-        f"serve.replicas={replicas}",
-        f"rollout.max_inflight_tasks={in_flight}",
-        f"rollout.queue_maxsize={queue}",
-    ]
-
-
 def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]]:
     """Changes of everything but replicas and what is in flight."""
     train, transport = recipe.train, recipe.transport
     packings: list[list[str]] = [[]]
     if train.token_budget == 0 and recipe.samples_per_step is not None:
-        packings.append(packed(recipe, recipe.samples_per_step, ROW_OF_SEQUENCES * recipe.serve.max_model_len))
+        packings.append(packed(recipe, recipe.samples_per_step, tokens_per_sample(recipe), packed_budget(recipe)))
     checkpointing = [[]] if not train.gradient_checkpointing else [[], ["train.gradient_checkpointing=false"]]
     transports: list[list[str]] = [[]]
     if transport.kind == "bucket":
-        if transport.retry_s > SHORT_RETRY_S:
-            transports.append([f"transport.retry_s={SHORT_RETRY_S}"])
+        retry_s = shorter_retry(recipe)
+        if retry_s is not None:
+            transports.append([f"transport.retry_s={retry_s}"])
         transports.append(["transport.kind=push"])
     caps: list[list[str]] = [[]] if recipe.cap.policy == "rlkit" else [[], ["cap.policy=rlkit"]]
     intervals: list[list[str]] = [[]]
     intervals += [[f"rollout.weight_sync_steps={n}"] for n in sync_intervals if n != recipe.rollout.weight_sync_steps]
     for parts in itertools.product(packings, checkpointing, transports, caps, intervals):
         yield [change for part in parts for change in part]
-
-
-def packed(recipe: Recipe, samples: float, budget: int) -> list[str]:
-    """The changes that pack rows of `budget` tokens, as many as hold so many samples a step."""
-    return packed_tokens(recipe, samples * tokens_per_sample(recipe), budget)
-
-
-def packed_tokens(recipe: Recipe, tokens: float, budget: int) -> list[str]:
-    """The changes that pack rows of `budget` tokens, as many for each process as hold `tokens` a step."""
-    rows = max(1, math.ceil(tokens / (budget * PACKED_FILL * recipe.train.processes)))
-    return [f"train.token_budget={budget}", f"train.gradient_accumulation_steps={rows}"]
-
-
-def tokens_per_sample(recipe: Recipe) -> float:
-    """Prompt and completion of an average sample, over the whole run."""
-    lengths = translate(recipe).setup.lengths
-    return lengths.prompt_tokens + (lengths.mean_start + lengths.mean_end) / 2
 
 
 def _candidate(recipe: Recipe, changes: list[str]) -> Recipe:

@@ -7,7 +7,7 @@ import pytest
 from rlkit.errors import BadInput
 from rlkit.recipe import load_recipe
 from rlkit.simulation import planning
-from rlkit.simulation.planning import Point, _front, _shapes, packed, usd_per_hour
+from rlkit.simulation.planning import Point, _front, _shapes
 
 CHASE = load_recipe(Path(__file__).parents[2] / "runs" / "published" / "r1-dp2.yaml")
 
@@ -24,17 +24,6 @@ def test_only_what_nothing_else_beats_is_on_the_front() -> None:
 def test_without_prices_replicas_are_the_cost() -> None:
     points = [point(50, None, 3), point(52, None, 1), point(51, None, 3)]
     assert [one.wall_clock_min for one in _front(points)] == [50, 52]
-
-
-def test_a_gpu_costs_what_it_costs_in_the_recipe() -> None:
-    assert usd_per_hour(CHASE, CHASE) == 20
-    assert usd_per_hour(CHASE, CHASE.with_overrides(["serve.replicas=3"])) == 25
-    assert usd_per_hour(CHASE.with_overrides(["hardware.usd_per_hour=null"]), CHASE) is None
-
-
-def test_packing_keeps_the_samples_of_a_step() -> None:
-    # The published run took six rows of this size for 150 samples.
-    assert packed(CHASE, 150, 16384) == ["train.token_budget=16384", "train.gradient_accumulation_steps=6"]
 
 
 def test_what_changes_learning_is_left_alone_unless_asked_for() -> None:

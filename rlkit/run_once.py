@@ -1,0 +1,36 @@
+"""A run that is made once: launched unless it has finished in its folder before, then read back with its verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlkit.engines import OnEvent, launch
+from rlkit.engines.base import Confirm, agree
+from rlkit.engines.sim import launch_sim
+from rlkit.engines.state import read_state
+from rlkit.recipe import Recipe
+from rlkit.results import write_results
+from rlkit.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlkit.diagnosis import Verdict
+
+
+def has_finished(folder: RunFolder) -> bool:
+    """Whether a run came to its end in this folder; one that was stopped or broke is gone on with."""
+    return bool(read_state(folder).get("status") == "finished")
+
+
+def run_once(
+    recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: Confirm = agree, stop_after: int | None = None
+) -> Verdict:
+    """Make the run, or go on with it, and write its results; of a finished one only those are written again.
+
+    `stop_after` leaves a simulated run after so many steps. Raises RlkitError as the engine does.
+    """
+    if not has_finished(folder):
+        if stop_after is not None and recipe.engine == "sim":
+            launch_sim(recipe, folder, on_event, stop_after=stop_after)
+        else:
+            launch(recipe, folder, on_event, confirm=confirm)
+    return write_results(recipe, folder, report=False)
