@@ -29,9 +29,14 @@ CATCHES_UP = 0.018
 # published trainer-bound runs fetch in under 1 % of the step, real ones on two cores in 1 %.
 FETCHING = 0.015
 
-# A queue that stands lower than this is never ahead of the trainer by a step; one that stands this much higher is.
-NOTHING_AHEAD = 0.1
-WHOLLY_AHEAD = 0.5
+# Samples of this many steps in the queue leave the trainer nothing to gain when it gets faster, of so many all: what is
+# ahead of it lasts over a burst. In simulated runs, with how large the queue may be making no difference.
+NOTHING_AHEAD_STEPS = 1.0
+WHOLLY_AHEAD_STEPS = 3.0
+
+# A queue that may hold no more than that is ahead once it is nearly full, and is not below this.
+NOTHING_AHEAD = 0.4
+WHOLLY_AHEAD = 0.9
 
 # A side with less leverage gains less than 2 % when it gets a tenth faster: nothing in particular bounds the run.
 LEAST_LEVERAGE = 0.02 / TENTH_FASTER
@@ -117,4 +122,8 @@ def _ahead(signals: Signals) -> float:
         return 1.0
     if signals.queue_fill is None:
         return 0.5  # nobody knows
-    return min(1.0, max(0.0, (signals.queue_fill - NOTHING_AHEAD) / (WHOLLY_AHEAD - NOTHING_AHEAD)))
+    full = (signals.queue_fill - NOTHING_AHEAD) / (WHOLLY_AHEAD - NOTHING_AHEAD)
+    if signals.queue_size is None or not signals.samples_per_step:
+        return min(1.0, max(0.0, full))
+    steps = signals.queue_size / signals.samples_per_step
+    return min(1.0, max(0.0, full, (steps - NOTHING_AHEAD_STEPS) / (WHOLLY_AHEAD_STEPS - NOTHING_AHEAD_STEPS)))

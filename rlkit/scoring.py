@@ -35,9 +35,12 @@ def scores_all_the_time(signals: Signals) -> bool:
 def outlasts_a_sync(signals: Signals) -> bool:
     """Whether groups wait for the reward longer than a sync takes, which stops generation and not the scoring.
 
-    A line that a sync works off is one that generation made in a burst.
+    A line that a sync works off is one that generation made in a burst; one in front of a reward that is not always
+    being computed waits for room in the queue.
     """
     sync, wait = signals.weight_sync_s, signals.score_wait_s
+    if signals.score_busy is None or signals.score_busy < SCORING_BUSY:
+        return False
     return sync is not None and wait is not None and wait >= sync and (signals.dropped_per_trained or 0.0) < FLUSHED
 
 

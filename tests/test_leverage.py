@@ -102,3 +102,11 @@ def test_faster_replicas_gain_twice_where_their_cache_is_full_all_the_time(usage
     assert roomy is not None
     assert crowded["generation"] == pytest.approx(0.7 * more)
     assert roomy["generation"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("steps", "fill", "ahead"), [(1, 0.2, 0.0), (2, 0.2, 0.5), (4, 0.2, 1.0), (1.5, 0.9, 1.0)])
+def test_generation_is_ahead_by_steps_or_by_a_nearly_full_queue(steps: float, fill: float, ahead: float) -> None:
+    found = leverage(replace(signals(0.0, 0.1, fill), queue_size=16.0 * steps, samples_per_step=16.0))
+
+    assert found is not None
+    assert found["trainer"] == pytest.approx(0.9 * ahead)
