@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, LITTLE_LEVERAGE, NO_WAIT, flushed, held_back, leverage
-from rlkit.scoring import scores_all_the_time, scoring_words
+from rlkit.scoring import outlasts_a_sync, scores_all_the_time, scoring_words
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
@@ -209,8 +209,12 @@ def _by_wait_and_queue(signals: Signals, wait: float) -> Judgement:
 
 
 def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
-    """Scoring, where it is what generation waits for."""
-    if judgement.bound not in ("generation", "balanced"):
+    """Scoring, where it is what generation waits for, or what goes on when a sync has ended."""
+    if judgement.bound == "sync" and scores_all_the_time(signals):
+        judgement = replace(judgement, confidence="low")
+        if not outlasts_a_sync(signals):
+            return judgement
+    elif judgement.bound not in ("generation", "balanced"):
         return judgement
     if (signals.dropped_per_trained or 0.0) >= MANY_THROWN_AWAY:
         judgement = replace(judgement, confidence="low")  # the trainer may be waiting for samples that are not too old

@@ -8,6 +8,7 @@ simulated runs whose sides are about as fast as each other (rlkit.evaluation).
 from __future__ import annotations
 
 from rlkit.signals import Signals
+from rlkit.waste_causes import FULL_CACHE, is_crowded
 
 # A trainer that waits for less than this is not short of samples. Published trainer-bound runs wait for under 1 % of
 # the step, a real one on two cores for 1 %; fetching a ready sample is never quite free.
@@ -28,9 +29,14 @@ CATCHES_UP = 0.018
 # published trainer-bound runs fetch in under 1 % of the step, real ones on two cores in 1 %.
 FETCHING = 0.015
 
-# A queue that stands lower than this is never ahead of the trainer by a step; one that stands this much higher is.
-NOTHING_AHEAD = 0.1
-WHOLLY_AHEAD = 0.5
+# Samples of this many steps in the queue leave the trainer nothing to gain when it gets faster, of so many all: what is
+# ahead of it lasts over a burst. In simulated runs, with how large the queue may be making no difference.
+NOTHING_AHEAD_STEPS = 1.0
+WHOLLY_AHEAD_STEPS = 3.0
+
+# A queue that may hold no more than that is ahead once it is nearly full, and is not below this.
+NOTHING_AHEAD = 0.4
+WHOLLY_AHEAD = 0.9
 
 # A side with less leverage gains less than 2 % when it gets a tenth faster: nothing in particular bounds the run.
 LEAST_LEVERAGE = 0.02 / TENTH_FASTER
@@ -42,12 +48,6 @@ LITTLE_LEVERAGE = 0.025 / TENTH_FASTER
 # trainer-bound run: in all of them; generation-bound and learning runs: in none.
 MOSTLY_BLOCKED = 0.5
 
-
-# Samples thrown away as stale were waited for as well, but would have been thrown away if they had come faster: this
-# many for each trained on, and from there on, make up to this part of the wait one that generation cannot shorten.
-DISCOUNT_OF_DROPPED = 2.0
-MOST_DISCOUNT = 0.3
-
 # One sample thrown away for every ten trained on explains a trainer that waits in front of a full queue.
 FLUSHED = 0.1
 
@@ -55,16 +55,28 @@ FLUSHED = 0.1
 # run reads between 50 % and 107 % from step to step.
 FULL = 0.6
 
+# Replicas generate until they have stopped, which on average half of a pause goes by before (rlkit.simulation.trainer):
+# this part of it a trainer loses and one that waits for generation does not.
+STILL_GENERATING = 0.5
+
+# Faster replicas have more cache as well; where that is full it limits how many sequences run at once, and each of the
+# two gains. In simulated runs by 1.5 to 1.9 times the part of the step that replicas generate in, where the cache was
+# full all the time, and not at all where it read 90 %.
+MORE_OF_FULL_CACHE = 0.7
+
 
 def flushed(signals: Signals) -> bool:
     """Whether the trainer waits in front of a full queue because what is in it is too old."""
     # A queue that is used up within a step has no reading of its own; that rollouts are held back says it was full.
-    full = signals.queue_fill is None or signals.queue_fill >= FULL
+    full = signals.queue_fill is None or signals.queue_fill + _thrown_out(signals) >= FULL
     return full and held_back(signals) and (signals.dropped_per_trained or 0.0) >= FLUSHED
 
 
 def leverage(signals: Signals) -> dict[str, float] | None:
-    """Of trainer, generation and sync, each 0 to 1; None where the step's parts are not known."""
+    """Of trainer, generation and sync, each 0 to 1; None where the step's parts are not known.
+
+    Generation's is up to 1.7 where replicas lack cache, of which faster ones have more.
+    """
     wait, sync = signals.wait_share, signals.sync_share or 0.0
     if signals.step_s is None or not signals.shares or wait is None:
         return None
@@ -74,12 +86,14 @@ def leverage(signals: Signals) -> dict[str, float] | None:
     busy = computing + other if other < computing else other
     if flushed(signals):
         return {"trainer": busy, "generation": wait, "sync": sync}
-    starved = wait - min(signals.least_wait_share or 0.0, FETCHING)
-    in_vain = min(MOST_DISCOUNT, DISCOUNT_OF_DROPPED * (signals.dropped_per_trained or 0.0))
+    starved = max(0.0, wait - min(signals.least_wait_share or 0.0, FETCHING))
+    caught_up = min(1.0, starved / CATCHES_UP)
+    goes_on = min(sync, STILL_GENERATING * (signals.pause_share or 0.0))
+    more = 1.0 + MORE_OF_FULL_CACHE * _full_cache(signals)
     return {
-        "trainer": busy * _ahead(signals) * max(0.0, 1.0 - starved / CATCHES_UP),
-        "generation": min(1.0 - sync, SAVED_OF_WAIT * starved * (1.0 - in_vain) / TENTH_FASTER),
-        "sync": sync,
+        "trainer": busy * _ahead(signals) * (1.0 - caught_up),
+        "generation": min(more * (1.0 - sync + goes_on), SAVED_OF_WAIT * starved / TENTH_FASTER),
+        "sync": sync - goes_on * caught_up,
     }
 
 
@@ -88,10 +102,28 @@ def held_back(signals: Signals) -> bool:
     return signals.blocked_steps is not None and signals.blocked_steps >= MOSTLY_BLOCKED
 
 
+def _thrown_out(signals: Signals) -> float:
+    """Samples thrown away in a step, of a full queue: they are the oldest, and gone before the queue is read."""
+    if signals.samples_per_step is None or not signals.queue_full_reading:
+        return 0.0
+    return (signals.dropped_per_trained or 0.0) * signals.samples_per_step / signals.queue_full_reading
+
+
+def _full_cache(signals: Signals) -> float:
+    """How much of the time the fullest replica's cache is full, 0 to 1, where that is what holds requests up."""
+    if signals.kv_cache_usage is None or not is_crowded(signals):
+        return 0.0
+    return min(1.0, max(0.0, (signals.kv_cache_usage - FULL_CACHE) / (1.0 - FULL_CACHE)))
+
+
 def _ahead(signals: Signals) -> float:
     """How far generation is ahead of the trainer, 0 to 1."""
     if held_back(signals):
         return 1.0
     if signals.queue_fill is None:
         return 0.5  # nobody knows
-    return min(1.0, max(0.0, (signals.queue_fill - NOTHING_AHEAD) / (WHOLLY_AHEAD - NOTHING_AHEAD)))
+    full = (signals.queue_fill - NOTHING_AHEAD) / (WHOLLY_AHEAD - NOTHING_AHEAD)
+    if signals.queue_size is None or not signals.samples_per_step:
+        return min(1.0, max(0.0, full))
+    steps = signals.queue_size / signals.samples_per_step
+    return min(1.0, max(0.0, full, (steps - NOTHING_AHEAD_STEPS) / (WHOLLY_AHEAD_STEPS - NOTHING_AHEAD_STEPS)))

@@ -40,6 +40,11 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "weight_sync_per_step_s": Meaning("s", "perf/weight_sync_s", "The same, spread over the steps between two."),
     "sync_share": Meaning("of the step", "perf/weight_sync_s / perf/step_s", "What the sync costs on average."),
+    "pause_share": Meaning(
+        "of the step",
+        "perf/weight_sync_pause_s / perf/step_s",
+        "Of it, stopping the replicas: they generate for about half of this time.",
+    ),
     "phases_over_step": Meaning("1", "sum of perf/*_s / perf/step_s", "Above 1 the times cannot be of one run."),
     "queue_size": Meaning("samples", "sample/rollout_queue_size", "Finished samples that wait for the trainer."),
     "queue_maxsize": Meaning("samples", "recipe: rollout.queue_maxsize", "How many may."),

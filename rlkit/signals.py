@@ -23,6 +23,8 @@ from rlkit.rows import in_order
 DEFAULT_STALENESS = 4  # TRL's default max_staleness, for a run whose recipe is not known
 MAX_WARMUP_STEPS = 10  # a long warm-up would leave nothing of a short run; by then a queue of any size reads steadily
 
+PAUSE = "perf/weight_sync_pause_s"  # the first part of perf/weight_sync_s
+
 # Beyond this nothing was measured: a year has 3e7 seconds, a long run 1e12 tokens.
 LARGEST = 1e15
 
@@ -50,6 +52,7 @@ class Signals:
     weight_sync_load_s: float | None = None  # of it, from the saved adapter to resumed replicas: the part with retries
     weight_sync_per_step_s: float | None = None  # the same, spread over the steps between two
     sync_share: float | None = None  # of the step; an upper bound when step_s is None
+    pause_share: float | None = None  # of the step: the part of sync_share in which the replicas are being stopped
     phases_over_step: float | None = None  # sum of the phases / step_s; above TIMER_SLACK they contradict each other
     queue_size: float | None = None  # samples
     queue_maxsize: float | None = None  # samples
@@ -228,7 +231,7 @@ def _phases(settled: pd.DataFrame, recipe: Recipe | None) -> dict[str, Any]:
     mean = _means(rows)
     step_s = mean("perf/step_s")
     fwd_bwd_s, wait_s, optimizer_s = mean("perf/fwd_bwd_s"), mean("perf/rollout_wait_s"), mean("perf/optimizer_s")
-    sync_s = _sync_per_step(rows, recipe)
+    sync_s, pause_s = (_sync_per_step(rows, recipe, name) for name in ("perf/weight_sync_s", PAUSE))
     known = sum(s for s in (fwd_bwd_s, wait_s, sync_s, optimizer_s) if s is not None)
     excess = _ratio(known, step_s)
     shares: dict[str, float] = {}
@@ -249,6 +252,7 @@ def _phases(settled: pd.DataFrame, recipe: Recipe | None) -> dict[str, Any]:
         "weight_sync_per_step_s": sync_s,
         "least_wait_share": _ratio(_low(column(rows, "perf/rollout_wait_s")), whole) if whole_known else None,
         "sync_share": _ratio(sync_s, whole) if whole_known else None,
+        "pause_share": _ratio(pause_s, whole) if whole_known else None,
         "phases_over_step": excess,
     }
 
@@ -257,10 +261,10 @@ def _low(seconds: pd.Series[float]) -> float | None:
     return _finite(float(seconds.quantile(LOW))) if seconds.notna().any() else None
 
 
-def _sync_per_step(rows: pd.DataFrame, recipe: Recipe | None) -> float | None:
-    """Seconds of weight sync per step. A log with a row for every step says how often; otherwise the recipe does."""
-    syncs = column(rows, "perf/weight_sync_s")
-    if row_interval(rows) == 1 and "perf/weight_sync_s" in rows:
+def _sync_per_step(rows: pd.DataFrame, recipe: Recipe | None, name: str) -> float | None:
+    """Seconds of a metric of the sync, per step. A log with a row for every step says how often, else the recipe."""
+    syncs = column(rows, name)
+    if row_interval(rows) == 1 and name in rows:
         return _finite(syncs.sum() / len(rows)) if len(rows) else None
     return None if recipe is None else _ratio(_finite(syncs.mean()), recipe.rollout.weight_sync_steps)
 

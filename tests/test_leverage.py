@@ -73,9 +73,40 @@ def test_a_queue_of_samples_that_are_too_old_is_the_trainer_s() -> None:
     assert not flushed(replace(stale, blocked_steps=0.1))
 
 
-def test_a_wait_for_samples_that_are_thrown_away_is_not_all_generation_s() -> None:
-    clean, wasteful = (leverage(signals(0.05, 0.1, 0.2, dropped=dropped)) for dropped in (0.0, 0.3))
+def test_the_oldest_samples_of_a_full_queue_are_gone_before_it_is_read() -> None:
+    read = replace(signals(0.0, 0.15, 0.4, blocked=1.0, dropped=3.0), samples_per_step=16.0, queue_full_reading=120.0)
 
-    assert clean is not None
-    assert wasteful is not None
-    assert wasteful["generation"] == pytest.approx(0.7 * clean["generation"])
+    assert flushed(read)
+    assert not flushed(replace(read, dropped_per_trained=0.2))
+    assert not flushed(replace(read, blocked_steps=0.1))
+
+
+def test_replicas_go_on_for_half_of_a_pause_where_the_trainer_waits_for_them() -> None:
+    starving, busy = signals(0.3, 0.5, 0.1), signals(0.0, 0.5, 1.0)
+    whole, paused = leverage(starving), leverage(replace(starving, pause_share=0.1))
+
+    assert whole is not None
+    assert paused is not None
+    assert paused["sync"] == pytest.approx(whole["sync"] - 0.05)
+    assert paused["generation"] == pytest.approx(whole["generation"] + 0.05)
+    assert leverage(replace(busy, pause_share=0.1)) == leverage(busy)
+
+
+@pytest.mark.parametrize(("usage", "more"), [(1.0, 1.7), (0.95, 1.35), (0.9, 1.0), (None, 1.0)])
+def test_faster_replicas_gain_twice_where_their_cache_is_full_all_the_time(usage: float | None, more: float) -> None:
+    starving = signals(0.6, 0.3, 0.05)
+    crowded = leverage(replace(starving, kv_cache_usage=usage, preemptions_per_sample=5.0))
+    roomy = leverage(replace(starving, kv_cache_usage=usage))
+
+    assert crowded is not None
+    assert roomy is not None
+    assert crowded["generation"] == pytest.approx(0.7 * more)
+    assert roomy["generation"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("steps", "fill", "ahead"), [(1, 0.2, 0.0), (2, 0.2, 0.5), (4, 0.2, 1.0), (1.5, 0.9, 1.0)])
+def test_generation_is_ahead_by_steps_or_by_a_nearly_full_queue(steps: float, fill: float, ahead: float) -> None:
+    found = leverage(replace(signals(0.0, 0.1, fill), queue_size=16.0 * steps, samples_per_step=16.0))
+
+    assert found is not None
+    assert found["trainer"] == pytest.approx(0.9 * ahead)

@@ -31,6 +31,13 @@ def test_replicas_that_differ_a_little_are_no_cause(spread: float | None) -> Non
     assert slow_replica_cause(Signals(replica_speed_spread=spread), TWO) is None
 
 
+@pytest.mark.parametrize(("each", "named"), [(2, False), (4, False), (8, False), (32, True)])
+def test_replicas_that_have_few_requests_look_unlike_by_chance(each: int, named: bool) -> None:
+    signals = Signals(replica_speed_spread=0.22, vllm_running=2.0 * each)
+
+    assert (slow_replica_cause(signals, TWO) is not None) == named
+
+
 def test_a_single_replica_is_never_the_slow_one() -> None:
     assert slow_replica_cause(Signals(replica_speed_spread=0.9), TWO.with_overrides(["serve.replicas=1"])) is None
 
