@@ -7,6 +7,7 @@ The way of the data, one module a step:
     rlkit.serving     between trainer and replicas      rlkit.tracking    trackio in, one frame per run out
     rlkit.diagnosis   frame in, verdict out             rlkit.figures     frames in, plotly out
     rlkit.advice      what to change after a run        rlkit.chase       doing so until nothing pays
+    rlkit.sizing      what size a setting should have   rlkit.price       what an hour and a run cost
     rlkit.report      notebook in, one HTML file out    rlkit.cli         the command line
     rlkit.simulation  a recipe in, its run out, without a machine
 
