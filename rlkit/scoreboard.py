@@ -54,11 +54,11 @@ FIGURES = (
 def scoreboard(runs: Mapping[str, PastRun]) -> pd.DataFrame:
     """One row a run in the order given, indexed by `run`.
 
-    `steps`, `minutes` and `usd` are those that were logged; `recipe_minutes` and `recipe_usd` those of all the recipe's
-    steps, the ones that are missing taken as long as the mean of the steps after the start. Seconds are of one step,
-    `mfu` is in percent, `staleness` in policy versions, `samples_s` the samples trained on per second. `change` is
-    what differs from the recipe of the run before (None: unknown); `bound`, `cause`, `confidence` and `next` are the
-    verdict.
+    `steps`, `minutes` and `usd` are those that were logged, `settled` those of the steps that came after the start;
+    `recipe_minutes` and `recipe_usd` those of all the recipe's steps, the ones that are missing taken as long as the
+    mean of the steps after the start. Seconds are of one step, `mfu` is in percent, `staleness` in policy versions,
+    `samples_s` the samples trained on per second. `change` is what differs from the recipe of the run before (None:
+    unknown); `bound`, `cause`, `confidence` and `next` are the verdict.
     """
     rows = []
     before: PastRun | None = None
@@ -70,6 +70,7 @@ def scoreboard(runs: Mapping[str, PastRun]) -> pd.DataFrame:
             "change": change_text(before, run),
         }
         row |= _times(run) | figures_of(run.frame, run.recipe)
+        row["settled"] = float(len(settled_steps(run.frame, run.recipe)))
         row["queue_maxsize"] = math.nan if run.recipe is None else float(run.recipe.rollout.queue_maxsize)
         row |= {"bound": told.bound, "confidence": told.confidence, "cause": told.cause, "next": told.next_action}
         rows.append(row)
@@ -119,10 +120,11 @@ def change_text(before: PastRun | None, run: PastRun) -> str | None:
 def weight_syncs(runs: Mapping[str, PastRun]) -> pd.DataFrame:
     """One row a run, indexed by `run`: how long a weight sync takes, and how often replicas were asked.
 
-    Medians of the settled steps that synced, in seconds: `whole_s` with its extremes `low_s` and `high_s`, and of it
-    `pause_s`, `save_s` (TRL's transfer) and `accept_s` (until every replica has the adapter and generates again: what
-    TRL times no part of). `share` is all syncs over the wall-clock. `loads` counts adapter loads on single replicas by
-    the attempts they took; they come from the proxy's counters, NaN for a run that kept none.
+    `settled` counts the steps after the start. Medians of those that synced, in seconds: `whole_s` with its extremes
+    `low_s` and `high_s`, and of it `pause_s`, `save_s` (TRL's transfer) and `accept_s` (until every replica has the
+    adapter and generates again: what TRL times no part of). `share` is all syncs over the wall-clock. `loads` counts
+    adapter loads on single replicas by the attempts they took; they come from the proxy's counters, NaN for a run that
+    kept none.
     """
     rows = {label: _sync(run) | _loads(run) for label, run in runs.items()}
     return pd.DataFrame(list(rows.values()), index=pd.Index(rows, name="run"))
@@ -196,6 +198,7 @@ def _sync(run: PastRun) -> dict[str, float]:
     logged = column(run.frame, "perf/weight_sync_s")
     seconds = wall_clock_s(run.frame)
     return {
+        "settled": float(len(settled)),
         "syncs": float(logged.notna().sum()),
         "whole_s": float(whole.median()),
         "low_s": float(whole.min()),

@@ -1,6 +1,7 @@
 """The scoreboard and its companions as tables to read: a column a run, published figures in brackets beside their own.
 
-Frames of texts. What a run did not log reads `not logged`, what cannot be known `unknown`; nothing is left blank.
+Frames of texts. What a run did not log reads `not logged`, what only steps after the start could tell and none came
+`only the start`, what cannot be known `unknown`; nothing is left blank.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rlkit.scoreboard import DECISIONS, changes
 from rlkit.wording import number, percent
 
 NOT_LOGGED, NO_COUNTERS, UNKNOWN = "not logged", "no counters", "unknown"
+ONLY_THE_START = "only the start"
 SIDES = ("trainer", "generation", "sync", "scoring")
 # Up to here runs are columns, whose figures stand below each other; more are rows, or a page is too narrow for them.
 MOST_COLUMNS = 6
@@ -81,6 +83,8 @@ ROUTING_LINES = (
     Line("with a prompt no replica had", "unmatched_share", "unmatched_share", percent, NO_COUNTERS),
     Line("in turn", "round_robin_share", None, percent, NO_COUNTERS),
 )
+# Figures of the steps after the start alone.
+OF_SETTLED = frozenset({*(line.name for line in LINES), "whole_s", "pause_s", "save_s", "accept_s"})
 
 
 def published_figures(runs: Mapping[str, PastRun]) -> dict[str, dict[str, Any]]:
@@ -168,13 +172,17 @@ def about(runs: Mapping[str, PastRun], published: Published) -> dict[str, str]:
 def _rows(frame: pd.DataFrame, lines: Sequence[Line], published: Published) -> list[tuple[str, ...]]:
     rows = []
     for line in lines:
-        cells = [_cell(line, float(frame[line.name][run]), published.get(run, {})) for run in frame.index]
+        cells = []
+        for run in frame.index:
+            started_only = line.name in OF_SETTLED and frame["settled"][run] == 0
+            absent = ONLY_THE_START if started_only else line.absent
+            cells.append(_cell(line, absent, float(frame[line.name][run]), published.get(run, {})))
         rows.append((line.words, *cells))
     return rows
 
 
-def _cell(line: Line, value: float, published: Mapping[str, Any]) -> str:
-    own = line.absent if math.isnan(value) else line.spelled(value)
+def _cell(line: Line, absent: str, value: float, published: Mapping[str, Any]) -> str:
+    own = absent if math.isnan(value) else line.spelled(value)
     told = published.get(line.published) if line.published else None
     if told is None:
         return own

@@ -71,6 +71,19 @@ def test_without_recipe_price_or_times_nothing_is_made_up() -> None:
     assert "nan" not in table.to_string().lower().replace("nan_", "")
 
 
+def test_a_run_that_ended_in_its_start_is_not_said_to_have_logged_nothing() -> None:
+    short = trainer_bound()
+    short = replace(short, frame=short.frame.iloc[:1])
+    runs = {"short": short, "whole": generation_bound()}
+    told = cells(scoreboard_table(scoreboard(runs)), "short")
+    assert told["Step, s"] == told["Queue, samples"] == told["Held back, s"] == "only the start"
+    assert told["Logged"].startswith("1 steps in ")
+    syncs = cells(sync_table(weight_syncs(runs)), "short")
+    assert syncs["Whole, s (median)"] == "only the start"
+    assert syncs["with two"] == "no counters"
+    assert "only the start" not in cells(scoreboard_table(scoreboard(runs)), "whole").values()
+
+
 def test_changes_leave_out_the_name_and_where_a_run_is_logged() -> None:
     plan = trainer_bound()
     other = trainer_bound("other", "tracking.project=elsewhere", "train.gradient_checkpointing=false")
@@ -108,7 +121,7 @@ def test_a_weight_sync_is_split_and_its_loads_are_counted_by_attempts() -> None:
     assert slow["share"] == pytest.approx(5 * 2 / 80)
     assert list(slow.filter(like="attempts")) == [1, 1, 2, 1]
     assert slow["loads"] == 5  # a replica that was never asked (0 attempts) had no load
-    assert syncs.loc["fast"].drop("syncs").isna().all()
+    assert syncs.loc["fast"].drop(["settled", "syncs"]).isna().all()
     told = cells(sync_table(syncs), "fast")
     assert told["Whole, s (median)"] == "not logged"
     assert told["with three"] == "no counters"
