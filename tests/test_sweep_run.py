@@ -224,4 +224,4 @@ def test_a_real_point_that_fails_does_not_stop_the_others(tmp_path: Path) -> Non
     assert [ended[point.key].status for point in sweep.points] == ["done", "failed", "done"]
     assert "nowhere" in str(ended[sweep.points[1].key].error)
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
-    assert table["reward"].notna().tolist() == [True, False, True]
+    assert table["steps"].notna().tolist() == [True, False, True]
