@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlkit import advice_cli, calibrate_cli, compare_cli, control_cli, diagnosis_cli, jobs_cli, sweep_cli, terminal
+from rlkit import (
+    advice_cli,
+    calibrate_cli,
+    compare_cli,
+    control_cli,
+    diagnosis_cli,
+    jobs_cli,
+    proxy_cli,
+    reading_cli,
+    sweep_cli,
+    terminal,
+)
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 
@@ -51,19 +62,9 @@ def main(
     """Why is this asynchronous GRPO run slow, and what to change."""
 
 
-app.add_typer(jobs_cli.app, name="jobs")
-app.command()(sweep_cli.sweep)
-app.command()(compare_cli.compare)
-app.command("watch")(diagnosis_cli.watch)
-app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
-calibrate_cli.register(app)
-control_cli.register(app)
-advice_cli.register(app)
-
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")]
-Source = Annotated[str | None, typer.Option(help="A trackio server's URL or a Space, else this machine.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -160,6 +161,15 @@ def check(
     _stop_at_errors(findings)
 
 
+# Help lists the commands in this order: a run, what it tells, what to change, several runs, then what is simulated.
+reading_cli.register(app)
+app.command("watch")(diagnosis_cli.watch)
+control_cli.register(app)
+advice_cli.register(app)
+app.command()(compare_cli.compare)
+app.command()(sweep_cli.sweep)
+
+
 @app.command()
 def predict(
     recipe_file: RecipeFile,
@@ -231,153 +241,10 @@ def simulate(
         raise typer.Exit(1)
 
 
-@app.command()
-def diagnose(
-    project: Annotated[str, typer.Argument(help="A trackio project, PROJECT/RUN, or the folder of a run.")],
-    name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
-    source: Source = None,
-    ledger: Annotated[bool, typer.Option("--ledger", help="Also where every second of it went.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say what bounded a run, and why."""
-    from dataclasses import asdict
-
-    from rlkit.diagnosis import diagnose as diagnose_frame
-    from rlkit.ledger import waste_ledger
-    from rlkit.past_run import named
-    from rlkit.results import read_run
-    from rlkit.run_folder import RunFolder
-    from rlkit.tracking import load_run
-
-    recipe: Recipe | None
-    folder, known_project, run_name = named(project)
-    if folder:
-        if name or source:
-            raise BadInput(f"{project}: is a run's folder, leave --run and --source out")
-        logged, recipe = read_run(RunFolder(Path(folder)))
-        verdict = diagnose_frame(logged.frame, recipe)
-    else:
-        logged = load_run(known_project, name or run_name or None, source=source)
-        recipe = logged.recipe
-        verdict = diagnose_frame(logged.frame, recipe)
-    if ledger and recipe is None:
-        raise BadInput(f"{project}: --ledger needs the run's recipe, and it was logged without one")
-    entries = waste_ledger(logged.frame, recipe) if ledger and recipe is not None else []
-    if as_json:
-        about: dict[str, Any] = {"project": logged.project, "run": logged.name}
-        about |= {"ledger": [asdict(entry) for entry in entries]} if ledger else {}
-        terminal.print_json(about | {"verdict": verdict.model_dump(mode="json")})
-    else:
-        terminal.print_verdict(verdict, evidence=True)
-        if ledger:
-            terminal.print_ledger(entries)
-
-
-@app.command()
-def report(
-    subject: Annotated[str, typer.Argument(metavar="NOTEBOOK|RUN", help="A notebook, a run's folder, or its name.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file.")] = None,
-    parameters: Annotated[
-        list[str] | None, typer.Option("-p", metavar="NAME=VALUE", help="A notebook's parameter; repeatable.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what a run's report says as JSON.")] = False,
-) -> None:
-    """Render a notebook, or a run's report, as one HTML file that opens offline; a run's has a JSON file beside it."""
-    from rlkit.report import render_notebook, report_run, twin
-    from rlkit.run_folder import RunFolder
-
-    if subject.endswith(".ipynb"):
-        if as_json:
-            raise BadInput("--json: only a run's report is printed as JSON, give its folder")
-        notebook = Path(subject)
-        values = dict(_parameter(text) for text in parameters or [])
-        written = render_notebook(notebook, values, out or RUNS / f"{notebook.stem}.html")
-    elif parameters:
-        raise BadInput(f"-p {parameters[0]}: only a notebook takes parameters, {subject!r} is not one (*.ipynb)")
-    else:
-        folder = next((path for path in (Path(subject), RUNS / subject) if path.is_dir()), None)
-        if folder is None:
-            raise BadInput(f"{subject}: neither a notebook (*.ipynb), nor a run's folder, nor a run under {RUNS}")
-        written = report_run(RunFolder(folder), out)
-        if as_json:
-            print(twin(written).read_text(encoding="utf-8"), end="")
-            return
-    terminal.say(str(written))
-
-
-@app.command()
-def runs(
-    project: Annotated[str, typer.Argument(help="A trackio project.")], source: Source = None, as_json: AsJson = False
-) -> None:
-    """List the runs of a trackio project, oldest first."""
-    import pandas as pd
-    from rich.table import Table
-
-    from rlkit.tracking import list_runs
-
-    frame = list_runs(project, source)
-    if as_json:
-        print(frame.to_json(orient="records", date_format="iso", indent=2))
-        return
-    table = Table("run", "steps", "started (UTC)", "last update (UTC)", box=None)
-    for row in frame.to_dict("records"):
-        moments = [row[column] for column in ("created", "last_update")]
-        times = ["unknown" if pd.isna(moment) else f"{moment:%Y-%m-%d %H:%M}" for moment in moments]
-        table.add_row(str(row["name"]), str(row["steps"]), *times)
-    terminal.print_table(table)
-
-
-@app.command()
-def proxy(
-    replicas: Annotated[list[str], typer.Option("--replica", metavar="URL", help="A vLLM server; repeatable.")],
-    recipe_file: Annotated[
-        Path | None, typer.Option("--recipe", help="Takes routing, transport and max_loras from it.")
-    ] = None,
-    overrides: Set = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
-    token_env: Annotated[str | None, typer.Option(help="The variable with the token the replicas want.")] = None,
-    incoming_token_env: Annotated[
-        str | None, typer.Option(help="The one with the token to ask clients for; needed beyond this machine.")
-    ] = None,
-    adapter_root: Annotated[
-        Path | None, typer.Option(help="Load adapters from inside it only; needed beyond this machine.")
-    ] = None,
-    receivers: Annotated[
-        list[str] | None,
-        typer.Option("--receiver", metavar="URL", help="Takes pushed adapters beside a replica, in their order."),
-    ] = None,
-    receiver_token_env: Annotated[
-        str | None, typer.Option(help="The variable with the token the receivers want.")
-    ] = None,
-    stats_file: Annotated[Path | None, typer.Option(help="Where to write the counters as JSON.")] = None,
-) -> None:
-    """Serve several vLLM servers as one, with every adapter on each, until stopped.
-
-    Completions go to the server that has the prompt in its cache; pause and resume reach all servers. Counters: GET
-    /proxy/stats (JSON) and /metrics (its own and every replica's).
-
-    Example: rlkit proxy --replica http://a:8000 --replica http://b:8000 --port 8080
-    """
-    from rlkit.recipe import TransportSection
-    from rlkit.serving.proxy import log_to_stderr, run
-    from rlkit.serving.proxy_config import parse_proxy_config
-
-    settings: dict[str, Any] = {"replicas": replicas, "host": host, "port": port, "exit_with_parent": False}
-    settings |= {"token_env": token_env, "incoming_token_env": incoming_token_env, "adapter_root": adapter_root}
-    settings |= {"receivers": receivers or [], "receiver_token_env": receiver_token_env, "stats_file": stats_file}
-    if stats_file is not None and not stats_file.absolute().parent.is_dir():
-        raise BadInput(f"--stats-file {stats_file}: there is no folder {stats_file.absolute().parent}")
-    if recipe_file is not None:
-        recipe = _load(recipe_file, None, overrides)
-        settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
-    elif overrides:
-        raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")
-    elif receivers:
-        settings["transport"] = TransportSection(kind="push")
-    config = parse_proxy_config(settings, "proxy")
-    log_to_stderr()
-    run(config)
+calibrate_cli.register(app)
+app.command("evaluate-diagnosis")(diagnosis_cli.evaluate_diagnosis)
+app.command()(proxy_cli.proxy)
+app.add_typer(jobs_cli.app, name="jobs")
 
 
 @app.command()
@@ -461,15 +328,3 @@ def _stop_at_errors_of(recipe: Recipe) -> None:
 def _stop_at_errors(findings: list[Finding]) -> None:
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(BadInput.exit_code)
-
-
-def _parameter(text: str) -> tuple[str, Any]:
-    from rlkit.recipe_layers import parse_yaml
-
-    name, separator, value = text.partition("=")
-    if not separator or not name.isidentifier():
-        raise BadInput(f"-p {text}: expected name=value")
-    try:
-        return name, parse_yaml(value) if value else ""
-    except BadInput:
-        raise BadInput(f"-p {text}: {value!r} is not a YAML value") from None

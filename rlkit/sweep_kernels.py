@@ -6,6 +6,7 @@ A simulated point's kernel is forked (`rlkit.sweep_nursery`), any other is start
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -25,6 +26,13 @@ from rlkit.sweep_nursery import Nursery, can_fork
 # After an interrupt the engine in a kernel ends its jobs; vLLM takes a few seconds to release its sockets.
 GRACE_S = 20.0
 LOOK_EVERY_S = 0.05
+
+# nbclient's words, in papermill's log, for a kernel that ended before it was ready: one that was being stopped has to.
+_NEVER_READY = "Error occurred while starting new kernel client"
+
+
+def _not_of_a_stop(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NEVER_READY)
 
 
 class Kernels:
@@ -69,6 +77,7 @@ class Kernels:
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Interrupt every kernel; end what is left of them after `grace_s` seconds."""
         self.stopping = True
+        logging.getLogger("papermill").addFilter(_not_of_a_stop)
         self._signal(signal.SIGINT)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and any(process.is_running() for process in self._processes):
@@ -78,6 +87,7 @@ class Kernels:
     def close(self) -> None:
         """Nothing of a sweep that is over is left running."""
         self._signal(signal.SIGKILL)
+        logging.getLogger("papermill").removeFilter(_not_of_a_stop)
         self.nursery.close()
 
     def _signal(self, number: signal.Signals) -> None:

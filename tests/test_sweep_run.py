@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import sys
 import time
 from dataclasses import replace
@@ -18,6 +19,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from rlkit.errors import BadInput, RunFailed
 from rlkit.sweep import Point, Sweep, plan_sweep
+from rlkit.sweep_kernels import Kernels
 from rlkit.sweep_run import Ended, SweepFolder, in_words, read_ended, run_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,19 @@ def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_p
     assert pd.read_parquet(out.table)["status"].tolist() == ["failed", "waiting"]
 
 
+def test_only_a_stopped_kernel_that_never_was_ready_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("papermill")
+    never = "Error occurred while starting new kernel client for kernel 1: Kernel died before replying to kernel_info"
+    kernels = Kernels()
+    log.error(never)
+    kernels.stop(grace_s=0)
+    log.error(never)
+    log.error("another")
+    kernels.close()
+    log.error(never)
+    assert caplog.messages == [never, "another", never]
+
+
 def test_a_folder_with_something_else_or_another_sweep_in_it_is_refused(tmp_path: Path) -> None:
     sweep = planned(tmp_path, [{"mode": "idle"}])
     run = tmp_path / "run"
@@ -210,4 +225,4 @@ def test_a_real_point_that_fails_does_not_stop_the_others(tmp_path: Path) -> Non
     assert [ended[point.key].status for point in sweep.points] == ["done", "failed", "done"]
     assert "nowhere" in str(ended[sweep.points[1].key].error)
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
-    assert table["reward"].notna().tolist() == [True, False, True]
+    assert table["steps"].notna().tolist() == [True, False, True]

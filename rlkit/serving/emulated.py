@@ -19,17 +19,10 @@ from typing import Any, Literal
 from aiohttp import web
 
 from rlkit.errors import BadInput
-from rlkit.serving.emulated_answers import (
-    CompletionAnswer,
-    compact,
-    error_body,
-    json_answer,
-    missing_fields,
-    model_card,
-    token_ids,
-)
+from rlkit.serving.emulated_answers import CompletionAnswer, json_answer, model_card, token_ids
 from rlkit.serving.emulated_engine import Adapter, EmulatedEngine, LoadRefused, Sampled
 from rlkit.serving.emulated_faults import Faults
+from rlkit.serving.emulated_sending import cut_off, incomplete, refused, send_stream, send_whole, too_long
 from rlkit.serving.emulated_timing import EmulatedTiming, rates_of
 from rlkit.simulation.replica import Capacity
 
@@ -207,12 +200,12 @@ class EmulatedReplica:
         if self.faults.loads:
             match self.faults.loads.popleft():
                 case "die":
-                    return self._die(request, web.Response(status=500))
+                    return cut_off(request, web.Response(status=500))
                 case "hang":
                     await asyncio.Event().wait()
                 case (int(status), str(text)):
                     return web.Response(status=status, text=text, content_type="application/json")
-        if refusal := _incomplete(body, "lora_name", "lora_path"):
+        if refusal := incomplete(body, "lora_name", "lora_path"):
             return refusal
         return self._text_or_error(
             lambda: self.engine.load(
@@ -225,21 +218,21 @@ class EmulatedReplica:
 
     async def _unload(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if refusal := _incomplete(body, "lora_name"):
+        if refusal := incomplete(body, "lora_name"):
             return refusal
         return self._text_or_error(lambda: self.engine.unload(body["lora_name"]))
 
     def _text_or_error(self, action: Callable[[], str]) -> web.Response:
         try:
             return web.Response(text=action())
-        except LoadRefused as refused:
-            return _error(refused.status, refused.kind, refused.message)
+        except LoadRefused as problem:
+            return refused(problem.status, problem.kind, problem.message)
 
     async def _pause(self, request: web.Request) -> web.StreamResponse:
         if self._drops_control():
-            return self._die(request, web.Response(status=500))
+            return cut_off(request, web.Response(status=500))
         if request.query.get("mode", "abort") not in ("abort", "wait", "keep"):
-            return _error(400, "Bad Request", "1 validation error")
+            return refused(400, "Bad Request", "1 validation error")
         self._resumed.clear()
         clears = request.query.get("clear_cache", "true").lower() in ("true", "1")
         if clears:
@@ -250,7 +243,7 @@ class EmulatedReplica:
 
     async def _resume(self, request: web.Request) -> web.StreamResponse:
         if self._drops_control():
-            return self._die(request, web.Response(status=500))
+            return cut_off(request, web.Response(status=500))
         self._resumed.set()
         if self._timing is not None:
             self._timing.resume()
@@ -309,26 +302,26 @@ class EmulatedReplica:
         fault = self.faults.completions.popleft() if self.faults.completions else None
         adapter = self.engine.bound(model)
         if adapter is None:
-            return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+            return refused(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         limit = self.engine.max_model_len
         asked = body.get("max_tokens") or 16
         for one in prompts:
             if not one:
                 message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
-                return _error(400, "BadRequestError", message, "prompt")
+                return refused(400, "BadRequestError", message, "prompt")
             if len(one) + asked > limit:
-                return _too_long(limit, asked, len(one))
+                return too_long(limit, asked, len(one))
         self.in_flight += 1
         self.arrived.set()
         try:
             if fault == "hang":
                 await asyncio.Event().wait()
             if fault == "die":
-                return self._die(request, web.Response(status=500))
+                return cut_off(request, web.Response(status=500))
             if fault == "garbage":
                 if request.transport is not None:
                     request.transport.write(b"\x00\x01 no HTTP at all\r\n\r\n")
-                return self._die(request, web.Response(status=500))
+                return cut_off(request, web.Response(status=500))
             if isinstance(fault, tuple):
                 return web.Response(status=fault[0], text=fault[1])
             await self._resumed.wait()
@@ -341,8 +334,8 @@ class EmulatedReplica:
                 await self._take_time(adapter, prompts, sampled)
             wants_ids, wants_logprobs = bool(body.get("return_token_ids")), body.get("logprobs") is not None
             answer = CompletionAnswer(kind, model, prompts, sampled, wants_ids, wants_logprobs)
-            respond = self._stream if body.get("stream") else self._respond
-            response = await respond(request, answer, dies=fault == "die-mid-response")
+            send = send_stream if body.get("stream") else send_whole
+            response = await send(request, answer, self.faults.token_delay_s, dies=fault == "die-mid-response")
             for one in prompts:
                 self.engine.prefill(adapter, one)
             return response
@@ -361,55 +354,6 @@ class EmulatedReplica:
         async with asyncio.TaskGroup() as group:
             for number, one in enumerate(sampled):
                 group.create_task(self._timing.generate(adapter, prompts[number // each], len(one.token_ids)))
-
-    async def _respond(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
-        await asyncio.sleep(self.faults.token_delay_s * max(len(one.token_ids) for one in answer.sampled))
-        data = compact(answer.whole()).encode()
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        response.content_length = len(data)
-        await response.prepare(request)
-        await response.write(data[: len(data) // 2])
-        if dies:
-            return self._die(request, response)
-        await response.write(data[len(data) // 2 :])
-        return response
-
-    async def _stream(self, request: web.Request, answer: CompletionAnswer, *, dies: bool) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        for chunk in answer.chunks():
-            await asyncio.sleep(self.faults.token_delay_s)
-            await response.write(f"data: {compact(chunk)}\n\n".encode())
-            if dies:
-                return self._die(request, response)
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    def _die(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        if request.transport is not None:
-            request.transport.abort()
-        return response
-
-
-def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
-    return json_answer(error_body(status, kind, message, param), status=status)
-
-
-def _incomplete(body: dict[str, Any], *names: str) -> web.Response | None:
-    message = missing_fields(body, *names)
-    if message is None:
-        return None
-    first = next(name for name in names if name not in body)
-    return _error(400, "Bad Request", message, f"body.{first}")
-
-
-def _too_long(limit: int, asked: int, given: int) -> web.Response:
-    message = (
-        f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens and your "
-        f"prompt contains {given} input tokens, for a total of {given + asked} tokens. Please reduce the length of the "
-        f"input prompt or the number of requested output tokens. (parameter=input_tokens, value={given})"
-    )
-    return _error(400, "BadRequestError", message, "input_tokens")
 
 
 async def _serve(replica: EmulatedReplica, port: int) -> None:
