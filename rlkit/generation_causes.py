@@ -68,6 +68,14 @@ def scoring_cause(signals: Signals, recipe: Recipe | None) -> Cause:
 def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
     replicas = 0 if recipe is None else recipe.serve.replicas
     more = f" from {replicas} to {replicas + 1}" if replicas else ""
+    if recipe is not None and recipe.engine == "local":
+        return Cause(
+            name="replicas",
+            text="the replicas' generation rate",
+            next_action="Take more machines (engine: hf), or raise rollout.max_inflight_tasks while the cache has room: "
+            "further replicas on this machine would share its cores.",
+            seconds=signals.rollout_wait_s,
+        )
     alternative = ", or rollout.max_inflight_tasks while they have cache to spare"
     return Cause(
         name="replicas",

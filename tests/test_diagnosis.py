@@ -537,14 +537,15 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
         (TRAINER | {"perf__mfu_fwd_bwd": 31.2}, None, "compute at 31.2 % MFU", "train.processes"),
         (GENERATION, None, "in-flight limit (rollout.max_inflight_tasks 64)", "max_inflight_tasks from 64 to 128."),
         # No idle slots, no use of more requests.
-        (GENERATION, "serve.max_num_seqs=64", RATE, "serve.replicas"),
-        (GENERATION | {"rollout__inflight": 40.0}, None, RATE, "serve.replicas"),
+        (GENERATION, "serve.max_num_seqs=64", RATE, "more machines"),
+        (GENERATION | {"rollout__inflight": 40.0}, "engine=sim", RATE, "serve.replicas from 1 to 2"),
+        (GENERATION | {"rollout__inflight": 40.0}, None, RATE, "more machines"),
         # Four steps' worth of samples are as many as can be trained on in time.
-        (GENERATION | {"batch__samples_per_step": 16.0}, None, RATE, "serve.replicas"),
+        (GENERATION | {"batch__samples_per_step": 16.0}, None, RATE, "more machines"),
         (GENERATION | {"batch__samples_per_step": 20.0}, None, "in-flight limit", "max_inflight_tasks from 64 to 80."),
         # Under an adaptive cap the gauge still shows the limit, but the cap decides.
-        (GENERATION, "cap.policy=published", RATE, "serve.replicas"),
-        (GENERATION | {"rollout__inflight_cap": 24.0}, "cap.policy=rlkit", RATE, "serve.replicas"),
+        (GENERATION, "cap.policy=published", RATE, "more machines"),
+        (GENERATION | {"rollout__inflight_cap": 24.0}, "cap.policy=rlkit", RATE, "more machines"),
         # A cap that stands at the limit does not.
         (GENERATION | {"rollout__inflight_cap": 64.0}, "cap.policy=rlkit", "in-flight limit", "from 64 to 128."),
         # Nor does anything in flight help that the caches have no room for.
@@ -561,7 +562,7 @@ COMPUTE, RATE = "the trainer's own compute", "the replicas' generation rate"
         ),
         # More in flight would only be thrown away, too.
         (GENERATION | {"sample__dropped_stale_total": 20.0}, None, "stale (31.2 for every 100", "cap.policy=rlkit"),
-        (GENERATION | {"rollout__inflight": None, "perf__weight_sync_s": 0.3}, None, RATE, "serve.replicas"),
+        (GENERATION | {"rollout__inflight": None, "perf__weight_sync_s": 0.3}, None, RATE, "more machines"),
     ],
 )
 def test_causes(metrics: dict[str, float | None], override: str | None, cause: str, action: str) -> None:
