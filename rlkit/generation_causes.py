@@ -72,8 +72,8 @@ def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
         return Cause(
             name="replicas",
             text="the replicas' generation rate",
-            next_action="Take more machines (engine: hf), or raise rollout.max_inflight_tasks while the cache has room: "
-            "further replicas on this machine would share its cores.",
+            next_action="Take more machines (engine: hf), or raise rollout.max_inflight_tasks while the cache has "
+            "room: further replicas on this machine would share its cores.",
             seconds=signals.rollout_wait_s,
         )
     alternative = ", or rollout.max_inflight_tasks while they have cache to spare"

@@ -153,12 +153,12 @@ def test_rented_runs_end_where_one_more_may_cost_too_much(tmp_path: Path, monkey
         really(recipe.with_overrides(["engine=sim"]), folder, lambda event: None)
         folder.state.write_text(json.dumps(json.loads(folder.state.read_text()) | {"usd": 6.0}))
 
-    monkeypatch.setattr(chase_run, "launch", rented)
+    monkeypatch.setattr("rlkit.run_once.launch", rented)
     recipe, place = toy("engine=hf", "hardware.budget_usd=10"), ChaseFolder(tmp_path / "chase-it")
     with pytest.raises(BadInput, match=r"--spend-usd: \$9.00 of \$9.00 is left and this run may take \$10.00"):
         chase(board(recipe, 15), recipe, place, processes=1, spend_usd=9.0)
     assert launched == []
-    done = chase(board(recipe, 15), recipe, place, processes=1, spend_usd=15.0)
+    done = chase(board(recipe, 15, Rules(max_runs=2)), recipe, place, processes=1, spend_usd=15.0)
     assert launched == ["chase-it-1"]
     assert done.stopped == "--spend-usd: $9.00 of $15.00 is left and this run may take $10.00"
     # Taken up again with more, it knows what was spent.
