@@ -67,6 +67,8 @@ def calibrate(
     runs = []
     for folder in folders or []:
         logged, recipe = read_run(RunFolder(folder))
+        if recipe is not None and recipe.engine == "sim":
+            raise BadInput(f"{folder}: a simulated run; constants are fitted to real ones")
         runs.append(LoggedRun(str(folder), logged.frame, recipe))
     calibration = calibrate_runs(runs)
     calibration.save(out)

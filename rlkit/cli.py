@@ -197,10 +197,10 @@ def plan(
     recipe_file: RecipeFile,
     overrides: Set = None,
     budget: Annotated[
-        float | None, typer.Option("--budget-usd", min=0, metavar="USD", help="The most it may cost.")
+        float | None, typer.Option("--budget-usd", min=0.001, metavar="USD", help="The most it may cost.")
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option("--deadline-min", min=0, metavar="MIN", help="The most it may take.")
+        float | None, typer.Option("--deadline-min", min=0.001, metavar="MIN", help="The most it may take.")
     ] = None,
     sync_steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Also try this rollout.weight_sync_steps; it changes learning.")

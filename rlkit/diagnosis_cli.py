@@ -11,7 +11,7 @@ from rlkit import terminal
 
 
 def watch(
-    project: Annotated[str, typer.Argument(help="A trackio project.")],
+    project: Annotated[str, typer.Argument(metavar="RUN", help="A trackio project, PROJECT/RUN or a run's folder.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Annotated[str | None, typer.Option(help="A folder, a server's URL or a Space, else trackio's own.")] = None,
     every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
@@ -31,6 +31,7 @@ def watch(
     from rlkit.tracking import load_run
     from rlkit.watch import Watch
 
+    project, name = _logged_as(project, name)
     followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
     while True:
         logged = load_run(project, name, source=source)
@@ -51,6 +52,19 @@ def watch(
             if news.stop:
                 return
         time.sleep(every)
+
+
+def _logged_as(subject: str, name: str | None) -> tuple[str, str | None]:
+    """The trackio project and run of what a command line calls a run."""
+    from rlkit.past_run import named
+    from rlkit.recipe import load_recipe
+    from rlkit.run_folder import RunFolder
+
+    folder, project, run = named(subject)
+    if folder:
+        held = RunFolder(Path(folder))
+        return load_recipe(held.recipe).tracking.project, held.name
+    return project, run or name
 
 
 def evaluate_diagnosis(

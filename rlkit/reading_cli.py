@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    project: Annotated[str, typer.Argument(help="A trackio project, PROJECT/RUN, or the folder of a run.")],
+    project: Annotated[str, typer.Argument(metavar="RUN", help="A trackio project, PROJECT/RUN or a run's folder.")],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Source = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Also where every second of it went.")] = False,

@@ -30,6 +30,13 @@ _KINDS = {
 }
 # What pydantic's error types begin with, where there is no schema to ask.
 _ERROR_KINDS = {"int": "integer", "float": "number", "bool": "boolean", "string": "string", "list": "array"}
+# The types that pydantic gives to a number out of bounds, and where the error has the bound.
+_BOUNDS = {
+    ("greater_than_equal", "ge"): "a number of {} or more",
+    ("greater_than", "gt"): "a number above {}",
+    ("less_than_equal", "le"): "a number of at most {}",
+    ("less_than", "lt"): "a number below {}",
+}
 
 
 def refusals(error: ValidationError, model: type[BaseModel] | None = None) -> list[tuple[str, str]]:
@@ -99,6 +106,9 @@ def _kind_of_error(item: Any) -> str:
     expected = item.get("ctx", {}).get("expected")
     if expected is not None:
         return str(expected).replace("'", "")
+    for bound, words in _BOUNDS.items():
+        if item["type"] == bound[0]:
+            return words.format(item["ctx"][bound[1]])
     kind = _ERROR_KINDS.get(item["type"].split("_")[0])
     return _KINDS[kind] if kind else f"something else ({item['msg'][0].lower()}{item['msg'][1:]})"
 

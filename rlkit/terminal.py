@@ -119,7 +119,8 @@ def print_prediction(prediction: Prediction) -> None:
         low, high = f"{spread.low:,.{digits}f}", f"{spread.high:,.{digits}f}"
         say(f"  {name:<24} {spread.mean:,.{digits}f} {unit}".rstrip() + f"  ({low} to {high})")
 
-    say(f"{prediction.steps} steps, mean and range of {prediction.seeds} simulations:")
+    steps = "1 step" if prediction.steps == 1 else f"{prediction.steps} steps"
+    say(f"{steps}, mean and range of {prediction.seeds} simulations:")
     line("step", "s", prediction.step_s, 2)
     line("wall-clock", "min", prediction.wall_clock_min, 1)
     if prediction.usd is not None:
@@ -203,7 +204,11 @@ def print_plan(plan: Plan) -> None:
         )
     print_table(table)
     if not plan.front:
-        say("Nothing that was tried keeps to the budget and the deadline.")
+        say("Nothing that was tried keeps to what was asked.")
+        if plan.nearest is not None:
+            changes = " ".join(plan.nearest.changes) or "the recipe as it is"
+            cost = "" if plan.nearest.usd is None else f"{plan.nearest.usd:.2f} USD, "
+            say(f"Nearest: {cost}{plan.nearest.wall_clock_min:.1f} min with {changes}.")
     say(f"{plan.simulated} candidates simulated, {plan.pruned} more could not have been faster.", err)
     for note in plan.extrapolated:
         labelled("extrapolated:", "yellow", note)

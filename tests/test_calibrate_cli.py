@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from recorded_runs import recipe
+from run_folders import run_folder
 from typer.testing import CliRunner, Result
 
 from rlkit.cli import app
@@ -74,3 +76,11 @@ def test_what_does_not_go_together_is_told_in_one_line(
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert message in line
+
+
+def test_a_simulated_run_is_nothing_to_fit_to(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    folder.recipe.write_text(recipe().with_overrides(["engine=sim"]).to_yaml())
+    result = rlkit_(str(folder.path), "--out", str(tmp_path / "constants.json"))
+    assert (result.exit_code, "a simulated run; constants are fitted to real ones" in result.stderr) == (2, True)
+    assert not (tmp_path / "constants.json").exists()

@@ -99,6 +99,7 @@ def test_all_are_told_each_field_once() -> None:
     [
         ({"inner": {"size": "x"}}, "expected a whole number, got 'x'"),
         ({"kind": "x"}, "expected near or far, got 'x'"),
+        ({"inner": {"size": 0}}, "expected a number above 0, got 0"),
         ({"flag": 2}, "expected true or false, got 2"),
     ],
 )

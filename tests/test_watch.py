@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from recorded_runs import recipe, recorded
+from run_folders import run_folder
 from typer.testing import CliRunner
 
 from rlkit.cli import app
@@ -74,7 +76,7 @@ def test_the_command_looks_until_the_verdict_is_sure_or_the_run_over(
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
 
-    result = CliRunner().invoke(app, ["watch", "followed", "--every", "2", "--until-clear"])
+    result = CliRunner().invoke(app, ["watch", "followed/run", "--every", "2", "--until-clear"])
 
     assert result.exit_code == 0, result.output
     if steps == 50:
@@ -85,3 +87,16 @@ def test_the_command_looks_until_the_verdict_is_sure_or_the_run_over(
     assert first.startswith("step 50: Generation-bound: the trainer waits 67 %")
     assert " Next: Raise rollout.max_inflight_tasks" in last
     assert slept == [2.0]
+
+
+def test_a_run_is_followed_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    result = CliRunner().invoke(app, ["watch", str(run_folder(tmp_path / "mine").path), "--no-alerts"])
+    assert result.stdout.startswith("step 14: Stalled: the last step was logged")

@@ -31,7 +31,11 @@ def claim_folder(recipe: Recipe, folder: RunFolder) -> Path | None:
         if others:
             raise BadInput(f"{folder.path} holds a run of another recipe ({'; '.join(others)}); choose another --name")
         finished = read_state(folder).get("status") == "finished"
-        if finished and (checkpoint is None or checkpoint_step(checkpoint) >= steps):
+        if finished and checkpoint is None:
+            raise BadInput(
+                f"{folder.path} holds a finished run without a checkpoint to go on from; choose another --name"
+            )
+        if finished and checkpoint is not None and checkpoint_step(checkpoint) >= steps:
             raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
         if checkpoint is not None and checkpoint_step(checkpoint) > steps:
             raise BadInput(f"{folder.path} holds a run past step {steps} ({checkpoint.name}); choose another --name")

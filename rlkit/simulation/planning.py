@@ -73,7 +73,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """The Pareto front of time and cost, fastest first, and the recipe as it is."""
+    """The Pareto front of time and cost, fastest first, and the recipe as it is.
+
+    Where nothing keeps to the budget and the deadline the front is empty, and `nearest` is the point that misses them
+    by the least, as a part of each.
+    """
 
     recipe: str
     as_it_is: Point
@@ -81,6 +85,7 @@ class Plan:
     simulated: int
     pruned: int
     extrapolated: tuple[str, ...]
+    nearest: Point | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON types."""
@@ -125,7 +130,8 @@ def plan(
                 }
     allowed = [point for point in [as_it_is, *points] if _is_allowed(point, budget_usd, deadline_min)]
     front = tuple(sorted(_front(allowed), key=lambda point: point.wall_clock_min))
-    return Plan(recipe.name, as_it_is, front, len(points) + 1, pruned, translation.extrapolated)
+    nearest = None if front else min([as_it_is, *points], key=lambda point: _excess(point, budget_usd, deadline_min))
+    return Plan(recipe.name, as_it_is, front, len(points) + 1, pruned, translation.extrapolated, nearest)
 
 
 def _shapes(recipe: Recipe, sync_intervals: Sequence[int]) -> Iterator[list[str]]:
@@ -177,8 +183,13 @@ def _simulate(job: tuple[Recipe, Recipe, Physics | None]) -> Point:
 
 
 def _is_allowed(point: Point, budget_usd: float | None, deadline_min: float | None) -> bool:
-    in_budget = budget_usd is None or (point.usd is not None and point.usd <= budget_usd)
-    return in_budget and (deadline_min is None or point.wall_clock_min <= deadline_min)
+    return _excess(point, budget_usd, deadline_min) <= 1.0
+
+
+def _excess(point: Point, budget_usd: float | None, deadline_min: float | None) -> float:
+    """The larger of the parts that its cost is of the budget and its time of the deadline; above 1 is too much."""
+    cost = 0.0 if budget_usd is None else math.inf if point.usd is None else point.usd / budget_usd
+    return max(cost, 0.0 if deadline_min is None else point.wall_clock_min / deadline_min)
 
 
 def _front(points: Sequence[Point]) -> list[Point]:

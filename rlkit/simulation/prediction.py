@@ -105,11 +105,11 @@ def _simulate(job: tuple[Recipe, Physics | None, Workload | None, int]) -> _Seed
     run = simulate(translate(recipe, physics, workload).setup, seed)
     steps = run.steps[warmup_steps(recipe) :] or run.steps
 
-    def mean(metric: str) -> float:
-        return statistics.fmean([step.metrics[metric] for step in steps if metric in step.metrics] or [0.0])
+    def mean(metric: str, never: float = 0.0) -> float:
+        return statistics.fmean([step.metrics[metric] for step in steps if metric in step.metrics] or [never])
 
     return _Seed(
-        step_s=mean("perf/step_s"),
+        step_s=mean("perf/step_s", run.seconds / len(run.steps)),  # the first step logs none
         seconds=run.seconds,
         staleness=mean("sample/staleness_mean"),
         dropped=run.dropped / run.trained_samples,

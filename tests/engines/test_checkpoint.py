@@ -52,3 +52,16 @@ def test_a_run_lost_after_its_last_step_takes_no_further_one(tmp_path: Path) -> 
     assert claim_folder(recipe.with_overrides(["train.steps=4"]), folder) == folder.shared / "checkpoint-3"
     with pytest.raises(BadInput, match=r"a run past step 1 \(checkpoint-3\)"):
         claim_folder(recipe.with_overrides(["train.steps=1"]), folder)
+
+
+def test_a_finished_run_says_whether_more_steps_would_go_on(tmp_path: Path) -> None:
+    recipe, folder = load_recipe(LOCAL, ["train.steps=3"]), RunFolder(tmp_path)
+    folder.shared.mkdir()
+    folder.recipe.write_text(recipe.to_yaml())
+    folder.state.write_text('{"status": "finished"}')
+    with pytest.raises(BadInput, match=r"that left no checkpoint; choose another --name$"):
+        claim_folder(recipe.with_overrides(["train.steps=4"]), folder)
+    make(folder.shared, "checkpoint-3", "{}")
+    with pytest.raises(BadInput, match=r"raise train\.steps to go on"):
+        claim_folder(recipe, folder)
+    assert claim_folder(recipe.with_overrides(["train.steps=4"]), folder) == folder.shared / "checkpoint-3"

@@ -48,6 +48,13 @@ def test_a_plan_within_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.wall_clock_min <= 2.0
         assert "train.token_budget=16384" in one.changes
     assert found.to_dict()["as_it_is"]["bound"] == "trainer"
+    assert found.nearest is None
+    # Where nothing keeps to what was asked, what misses it by the least is told.
+    none = planning.plan(recipe, budget_usd=0.01, deadline_min=2.0, processes=1)
+    assert none.front == ()
+    assert none.nearest is not None
+    assert none.nearest.usd is not None
+    assert none.nearest.usd < (none.as_it_is.usd or 0.0)
 
 
 def test_a_budget_needs_a_price() -> None:

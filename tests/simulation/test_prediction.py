@@ -22,6 +22,13 @@ def test_a_prediction_has_time_cost_and_verdict_with_a_spread() -> None:
     assert prediction.to_dict()["verdict"]["bound"] == prediction.bounds[0]
 
 
+def test_the_only_step_of_a_run_takes_as_long_as_the_run() -> None:
+    """The first step of a trainer logs no perf/step_s."""
+    one = predict(load_recipe(RUNS / "published" / "r1-dp2.yaml", ["train.steps=1"]), seeds=1, processes=1)
+    assert one.step_s.mean == pytest.approx(one.wall_clock_min.mean * 60)
+    assert one.step_s.mean > 10
+
+
 def test_other_hardware_and_models_are_said_to_be_extrapolated() -> None:
     chase = RUNS / "published" / "r1-dp2.yaml"
     assert translate(load_recipe(chase)).extrapolated == ()
