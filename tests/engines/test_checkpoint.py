@@ -59,7 +59,7 @@ def test_a_finished_run_says_whether_more_steps_would_go_on(tmp_path: Path) -> N
     folder.shared.mkdir()
     folder.recipe.write_text(recipe.to_yaml())
     folder.state.write_text('{"status": "finished"}')
-    with pytest.raises(BadInput, match=r"that left no checkpoint; choose another --name$"):
+    with pytest.raises(BadInput, match=r"without a checkpoint to go on from; choose another --name$"):
         claim_folder(recipe.with_overrides(["train.steps=4"]), folder)
     make(folder.shared, "checkpoint-3", "{}")
     with pytest.raises(BadInput, match=r"raise train\.steps to go on"):
