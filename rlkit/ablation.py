@@ -21,7 +21,7 @@ import pandas as pd
 
 from rlkit.chart import column, logged
 from rlkit.engines import OnEvent, launch
-from rlkit.engines.state import read_state
+from rlkit.engines.state import has_finished
 from rlkit.errors import BadInput, RlkitError
 from rlkit.progress import LineProgress
 from rlkit.recipe import Recipe, load_recipe
@@ -222,7 +222,7 @@ def run_cells(recipes: Path, out: Path, engine: str = "", on_event: OnEvent = la
     for name in CELLS:
         recipe = load_recipe(recipes / f"{name}.yaml", [f"engine={engine}"] if engine else [])
         folder = RunFolder(out / name)
-        if read_state(folder).get("status") != "finished":
+        if not has_finished(folder):
             launch(recipe, folder, on_event)
             write_results(recipe, folder, report=False)
 

@@ -16,7 +16,7 @@ from rlkit.counsel import Counsel, measured_figures
 from rlkit.diagnosis import Verdict
 from rlkit.engines import OnEvent
 from rlkit.engines.hf_purse import Purse, billed
-from rlkit.engines.state import read_state
+from rlkit.engines.state import has_finished, read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.pace import logged_minutes
 from rlkit.price import usd_of, usd_paid
@@ -102,7 +102,7 @@ def _billed(probe: Probe, place: ChaseFolder) -> float:
 def _refusal(purse: Purse, probe: Probe, place: ChaseFolder) -> str | None:
     """Why a run may not be paid; None for one that may, that is over, or that costs nothing."""
     recipe = load_recipe(place.recipe(probe))
-    if recipe.engine != "hf" or read_state(place.run(probe.number)).get("status") == "finished":
+    if recipe.engine != "hf" or has_finished(place.run(probe.number)):
         return None
     most_usd = recipe.hardware.budget_usd or 0.0
     refused = purse.refusal(probe.folder, most_usd)

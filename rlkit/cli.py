@@ -82,7 +82,7 @@ def run(
 ) -> None:
     """Run a recipe, then say what bounded it. The same folder again continues its run."""
     from rlkit.engines import launch
-    from rlkit.engines.state import read_state
+    from rlkit.engines.state import has_finished
     from rlkit.progress import open_progress
     from rlkit.results import keep_metrics, write_results
 
@@ -104,7 +104,7 @@ def run(
             )
     except (RunFailed, OSError, KeyboardInterrupt, SystemExit):  # OSError: a full disk; SystemExit: kill <pid>
         kept = f"metrics so far: {target.metrics}; " if keep_metrics(recipe, target) else ""
-        if read_state(target).get("status") == "finished":  # interrupted while its jobs were being stopped
+        if has_finished(target):  # interrupted while its jobs were being stopped
             terminal.say(f"the run itself is complete; read it with: rlkit report {place}", terminal.err)
         elif target.recipe.exists():
             terminal.say(f"{kept}continue with: rlkit run {place}", terminal.err)

@@ -121,5 +121,5 @@ def measured_figures(frame: pd.DataFrame, recipe: Recipe, steps: int | None = No
 def costs(recipe: Recipe, minutes: float) -> tuple[float | None, float]:
     """USD (None without a price) and device hours of so many minutes."""
     serve = recipe.serve
-    devices = recipe.train.processes + serve.replicas * serve.data_parallel_size * serve.tensor_parallel_size
+    devices = recipe.train.processes + serve.engines * serve.tensor_parallel_size
     return usd_of(recipe, minutes), devices * minutes / 60

@@ -31,10 +31,10 @@ def watch(
     from rlkit.tracking import load_run
     from rlkit.watch import Watch
 
-    project, name = _logged_as(project, name)
+    project, name, place = _logged_as(project, name, source)
     followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
     while True:
-        logged = load_run(project, name, source=source)
+        logged = load_run(project, name, source=place)
         step = int(logged.frame.index.max())
         if logged.recipe is not None and step >= logged.recipe.train.steps:
             verdict = diagnose(logged.frame, logged.recipe)
@@ -45,7 +45,7 @@ def watch(
             terminal.labelled(f"step {step}:", colours[news.level], news.text)
             if alerts and news.level != "info":
                 try:
-                    raise_alert(logged, news.title, news.text, news.level, source)
+                    raise_alert(logged, news.title, news.text, news.level, place)
                 except (RlkitError, OSError, sqlite3.Error) as problem:  # the watch is worth more than its alerts
                     terminal.say(f"no alerts: {problem}", terminal.err, "yellow")
                     alerts = False
@@ -54,17 +54,19 @@ def watch(
         time.sleep(every)
 
 
-def _logged_as(subject: str, name: str | None) -> tuple[str, str | None]:
-    """The trackio project and run of what a command line calls a run."""
+def _logged_as(subject: str, name: str | None, source: str | None) -> tuple[str, str | None, Path | str | None]:
+    """The trackio project and run of what a command line calls a run, and where they are logged."""
     from rlkit.past_run import named
     from rlkit.recipe import load_recipe
+    from rlkit.results import trackio_source
     from rlkit.run_folder import RunFolder
 
     folder, project, run = named(subject)
     if folder:
         held = RunFolder(Path(folder))
-        return load_recipe(held.recipe).tracking.project, held.name
-    return project, run or name
+        recipe = load_recipe(held.recipe)
+        return recipe.tracking.project, held.name, source or trackio_source(recipe, held)
+    return project, run or name, source
 
 
 def evaluate_diagnosis(

@@ -75,7 +75,7 @@ def _queue(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
 
 def _rollouts(s: Signals, recipe: Recipe | None) -> Iterator[Evidence]:
     if s.inflight is not None and recipe is not None:
-        engines = recipe.serve.replicas * recipe.serve.data_parallel_size
+        engines = recipe.serve.engines
         each = f", {s.inflight / engines:,.0f} for each of {engines} replicas" if engines > 1 else ""
         sentence = f"{number(s.inflight)} rollouts are in flight at a limit of {recipe.inflight_limit:,}{each}."
         yield _say("rollout/inflight", s.inflight, "rollouts", sentence)

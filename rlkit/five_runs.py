@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlkit.engines import OnEvent
-from rlkit.engines.state import read_state
+from rlkit.engines.state import has_finished, read_state
 from rlkit.errors import BadInput
 from rlkit.past_run import PastRun, open_past_run, open_past_runs
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.results import logged_names
 from rlkit.run_folder import RunFolder, free_folder
-from rlkit.run_once import has_finished, run_once
+from rlkit.run_once import run_once
 from rlkit.simulation.published import PublishedRun, published_runs
 
 CHASE = "five_run_chase"

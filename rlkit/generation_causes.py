@@ -66,8 +66,6 @@ def scoring_cause(signals: Signals, recipe: Recipe | None) -> Cause:
 
 
 def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
-    replicas = 0 if recipe is None else recipe.serve.replicas
-    more = f" from {replicas} to {replicas + 1}" if replicas else ""
     if recipe is not None and recipe.engine == "local":
         return Cause(
             name="replicas",
@@ -76,6 +74,7 @@ def _replicas(signals: Signals, recipe: Recipe | None) -> Cause:
             "room: further replicas on this machine would share its cores.",
             seconds=signals.rollout_wait_s,
         )
+    more = "" if recipe is None else f" from {recipe.serve.replicas} to {recipe.serve.replicas + 1}"
     alternative = ", or rollout.max_inflight_tasks while they have cache to spare"
     return Cause(
         name="replicas",
@@ -110,7 +109,7 @@ def _samples_in_time(signals: Signals, recipe: Recipe) -> float:
 
 
 def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
-    limit, engines = recipe.inflight_limit, _engines(recipe)
+    limit, engines = recipe.inflight_limit, recipe.serve.engines
     now = situation(recipe, signals)
     target = None if now is None else more_in_flight(now)
     if now is None or target is None:
@@ -132,8 +131,4 @@ def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
 
 def _slots(recipe: Recipe) -> int:
     """Sequences that all replicas together may run at once."""
-    return (recipe.serve.max_num_seqs or DEFAULT_SLOTS) * _engines(recipe)
-
-
-def _engines(recipe: Recipe) -> int:
-    return recipe.serve.replicas * recipe.serve.data_parallel_size
+    return (recipe.serve.max_num_seqs or DEFAULT_SLOTS) * recipe.serve.engines

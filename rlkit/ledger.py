@@ -48,7 +48,7 @@ def waste_ledger(frame: pd.DataFrame, recipe: Recipe) -> list[Entry]:
     if totals.wall_s <= 0:
         return []
     ranks = recipe.train.processes
-    engines = recipe.serve.replicas * recipe.serve.data_parallel_size
+    engines = recipe.serve.engines
     price = recipe.hardware.usd_per_hour
     usd_s = None if price is None else price / 3600 / (ranks + engines)
     trainer = _fill(

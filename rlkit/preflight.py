@@ -227,7 +227,7 @@ def _lengths(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
         on_cpu = recipe.engine == "local" and facts.cuda_devices == 0
         block = serve.block_size or (CPU_BLOCK_SIZE if on_cpu else GPU_BLOCK_SIZE)
         held = (serve.num_gpu_blocks - 1) * block  # one is vLLM's null block
-        everywhere = held * serve.replicas * serve.data_parallel_size
+        everywhere = held * serve.engines
         if held < serve.max_model_len:
             message = f"{serve.num_gpu_blocks} blocks of {block} hold {held} tokens, one sequence may take {longest}"
             fix = f"set it to at least {-(-serve.max_model_len // block) + 1} or lower serve.max_model_len"
@@ -254,7 +254,7 @@ def _pipeline(recipe: Recipe) -> Iterator[Finding]:
             message = f"{rollout.queue_maxsize}: beyond {fresh} it only fills with samples that will be dropped"
             yield _warning("rollout.queue_maxsize", message, f"set it to {fresh}")
     if serve.max_num_seqs is not None:
-        running = serve.replicas * serve.data_parallel_size * serve.max_num_seqs
+        running = serve.engines * serve.max_num_seqs
         if recipe.inflight_limit > running:
             message = f"{recipe.inflight_limit} in flight, and the replicas run {running} at once: the rest waits there"
             yield _warning("rollout.max_inflight_tasks", message, f"set it to {running} or raise serve.max_num_seqs")
@@ -325,7 +325,7 @@ def _without_gpu(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
 
 def _gpus(recipe: Recipe, facts: MachineFacts) -> Iterator[Finding]:
     serve, devices = recipe.serve, facts.cuda_devices
-    needed = serve.replicas * serve.tensor_parallel_size * serve.data_parallel_size + recipe.train.processes
+    needed = serve.engines * serve.tensor_parallel_size + recipe.train.processes
     if needed > devices:
         message = f"replicas and trainer want {needed} GPUs and there are {devices}: some will share one"
         fix = "ask for fewer, or give each its part of the memory with serve.gpu_memory_utilization"

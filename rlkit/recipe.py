@@ -124,6 +124,11 @@ class ServeSection(_Section):
     flags: list[str] = []  # passed to vLLM as they are
     env: dict[str, str] = {}
 
+    @property
+    def engines(self) -> int:
+        """vLLM engines of all replicas, each with a KV cache of its own."""
+        return self.replicas * self.data_parallel_size
+
 
 class TransportSection(_Section):
     """How a new policy reaches the replicas.

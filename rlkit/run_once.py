@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING
 from rlkit.engines import OnEvent, launch
 from rlkit.engines.base import Confirm, agree
 from rlkit.engines.sim import launch_sim
-from rlkit.engines.state import read_state
+from rlkit.engines.state import has_finished
 from rlkit.recipe import Recipe
 from rlkit.results import write_results
 from rlkit.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rlkit.diagnosis import Verdict
-
-
-def has_finished(folder: RunFolder) -> bool:
-    """Whether a run came to its end in this folder; one that was stopped or broke is gone on with."""
-    return bool(read_state(folder).get("status") == "finished")
 
 
 def run_once(

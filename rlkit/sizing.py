@@ -57,11 +57,6 @@ class Situation:
     wait_share: float = 0.0
 
     @property
-    def engines(self) -> int:
-        """vLLM engines of all replicas."""
-        return self.recipe.serve.replicas * self.recipe.serve.data_parallel_size
-
-    @property
     def shares_cores(self) -> bool:
         """Trainer and replicas run on one machine without GPUs: more of them only divide it."""
         return self.recipe.hardware.replica.lower() == CPU_FLAVOR
@@ -164,7 +159,7 @@ def _fits(recipe: Recipe, budget: int) -> bool:
 def slots(recipe: Recipe) -> int:
     """Sequences that all replicas together may run at once."""
     default = CPU_SLOTS if recipe.hardware.replica.lower() == CPU_FLAVOR else GPU_SLOTS
-    return (recipe.serve.max_num_seqs or default) * recipe.serve.replicas * recipe.serve.data_parallel_size
+    return (recipe.serve.max_num_seqs or default) * recipe.serve.engines
 
 
 def more_in_flight(now: Situation) -> int | None:
@@ -174,7 +169,7 @@ def more_in_flight(now: Situation) -> int | None:
     trainer would take samples 1 / (1 - wait) times as fast. No more than have a slot and are trained on in time.
     """
     limit = now.recipe.inflight_limit
-    wanted = limit * max(LEAST_STEP_UP, now.engines, 1 / (1 - min(now.wait_share, MOST_WAIT)))
+    wanted = limit * max(LEAST_STEP_UP, now.recipe.serve.engines, 1 / (1 - min(now.wait_share, MOST_WAIT)))
     most = min(slots(now.recipe), max(now.window, math.ceil(BEYOND_WINDOW * limit)))
     found = min(math.ceil(wanted), most)
     return found if found > limit else None

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rlkit.cli import app
 from rlkit.diagnosis import NamedCause, Verdict, diagnose
+from rlkit.errors import BadInput
 from rlkit.tracking import write_run
 from rlkit.watch import Watch
 
@@ -87,6 +88,22 @@ def test_the_command_looks_until_the_verdict_is_sure_or_the_run_over(
     assert first.startswith("step 50: Generation-bound: the trainer waits 67 %")
     assert " Next: Raise rollout.max_inflight_tasks" in last
     assert slept == [2.0]
+
+
+def test_a_run_on_other_machines_is_followed_where_its_rows_were_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path / "mine")
+    (folder.path / "trackio").mkdir()
+    asked: list[object] = []
+
+    def load_run(project: str, name: str | None, source: object) -> None:
+        asked.append((project, name, source))
+        raise BadInput("looked")
+
+    monkeypatch.setattr("rlkit.tracking.load_run", load_run)
+    assert CliRunner().invoke(app, ["watch", str(folder.path)]).exit_code == 2
+    assert asked == [("recorded", "mine", folder.path / "trackio")]
 
 
 def test_a_run_is_followed_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from rlkit.engines.state import read_state
+from rlkit.engines.state import has_finished
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
 from rlkit.results import logged_names
@@ -30,13 +30,12 @@ def claim_folder(recipe: Recipe, folder: RunFolder) -> Path | None:
         others = [f"{name}: {old} -> {new}" for name, old, new in changes if name != "train.steps"]
         if others:
             raise BadInput(f"{folder.path} holds a run of another recipe ({'; '.join(others)}); choose another --name")
-        finished = read_state(folder).get("status") == "finished"
-        if finished and checkpoint is None:
-            raise BadInput(
-                f"{folder.path} holds a finished run without a checkpoint to go on from; choose another --name"
-            )
-        if finished and checkpoint is not None and checkpoint_step(checkpoint) >= steps:
-            raise BadInput(f"{folder.path} holds a finished run; choose another --name, or raise train.steps to go on")
+        if has_finished(folder):
+            ended = f"{folder.path} holds a finished run"
+            if checkpoint is None:
+                raise BadInput(f"{ended} without a checkpoint to go on from; choose another --name")
+            if checkpoint_step(checkpoint) >= steps:
+                raise BadInput(f"{ended}; choose another --name, or raise train.steps to go on")
         if checkpoint is not None and checkpoint_step(checkpoint) > steps:
             raise BadInput(f"{folder.path} holds a run past step {steps} ({checkpoint.name}); choose another --name")
     if checkpoint is None and not folder.steps.exists():

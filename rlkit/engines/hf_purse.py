@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlkit.price import usd_paid
 from rlkit.recipe import Recipe
 
 # Sums of dollars that should be equal differ by less.
@@ -69,5 +70,5 @@ def billed(recipe: Recipe, state: Mapping[str, Any]) -> float:
     """
     if recipe.engine != "hf":
         return 0.0
-    usd = state.get("usd")
-    return float(usd if usd is not None else recipe.hardware.budget_usd or 0.0)
+    paid = usd_paid(state)
+    return recipe.hardware.budget_usd or 0.0 if paid is None else paid

@@ -27,6 +27,11 @@ def is_going_on(folder: RunFolder) -> bool:
     return state.get("status") == "running" and _is_alive(state)
 
 
+def has_finished(folder: RunFolder) -> bool:
+    """Whether a run came to its end in this folder; one that was stopped or broke is gone on with."""
+    return read_state(folder).get("status") == "finished"
+
+
 def state_in_words(folder: RunFolder) -> str:
     """Whether the run is going on or how it ended, as a clause whose subject is the run."""
     state = read_state(folder)

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from rlkit import machine
+from rlkit.counsel import Limits
 from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
 from rlkit.price import usd_per_hour
@@ -107,6 +108,7 @@ def plan(
     """
     if budget_usd is not None and recipe.hardware.usd_per_hour is None:
         raise BadInput("hardware.usd_per_hour: not set, and a budget needs it")
+    limits = Limits(deadline_min, budget_usd)
     translation = translate(recipe, physics)
     shapes = [list(shape) for shape in _shapes(recipe, sync_intervals)]
     tokens = tokens_per_sample(recipe)
@@ -128,9 +130,10 @@ def plan(
                 satisfied |= {
                     number for number, point in zip(open_shapes, found, strict=True) if point.wait_share < NEVER_WAITS
                 }
-    allowed = [point for point in [as_it_is, *points] if _is_allowed(point, budget_usd, deadline_min)]
+    excess = {point: limits.excess(point.wall_clock_min, point.usd) for point in (as_it_is, *points)}
+    allowed = [point for point, much in excess.items() if much <= 1.0]
     front = tuple(sorted(_front(allowed), key=lambda point: point.wall_clock_min))
-    nearest = None if front else min([as_it_is, *points], key=lambda point: _excess(point, budget_usd, deadline_min))
+    nearest = None if front else min(excess, key=excess.__getitem__)
     return Plan(recipe.name, as_it_is, front, len(points) + 1, pruned, translation.extrapolated, nearest)
 
 
@@ -180,16 +183,6 @@ def _simulate(job: tuple[Recipe, Recipe, Physics | None]) -> Point:
         replicas=recipe.serve.replicas,
         in_flight=recipe.inflight_limit,
     )
-
-
-def _is_allowed(point: Point, budget_usd: float | None, deadline_min: float | None) -> bool:
-    return _excess(point, budget_usd, deadline_min) <= 1.0
-
-
-def _excess(point: Point, budget_usd: float | None, deadline_min: float | None) -> float:
-    """The larger of the parts that its cost is of the budget and its time of the deadline; above 1 is too much."""
-    cost = 0.0 if budget_usd is None else math.inf if point.usd is None else point.usd / budget_usd
-    return max(cost, 0.0 if deadline_min is None else point.wall_clock_min / deadline_min)
 
 
 def _front(points: Sequence[Point]) -> list[Point]:
