@@ -10,14 +10,14 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput
+from rlkit.run_folder import RUNS
+from rlkit.run_name import RUN_OR_PROJECT, named
 
 if TYPE_CHECKING:
     from rlkit.chase import Probe, Rules, Scoreboard
     from rlkit.chase_folder import ChaseFolder
     from rlkit.counsel import Counsel, Figures
     from rlkit.recipe import Recipe
-
-RUNS = Path("runs/out")
 
 # Advice that is printed; --json has all.
 SHOWN = 6
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def advise(
-    subject: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, PROJECT/RUN, or a project.")],
+    subject: Annotated[str, typer.Argument(metavar="RUN", help=RUN_OR_PROJECT)],
     name: Annotated[str | None, typer.Option("--run", help="The run's name in the project, else the newest.")] = None,
     source: Annotated[str | None, typer.Option(help="A trackio server's URL or a Space, else this machine.")] = None,
     objective: Objective = "time",
@@ -56,12 +56,12 @@ def advise(
     """Say what to change in a run's recipe, what each change would bring, and what else it does."""
     from rlkit.advice import advise as advise_on
     from rlkit.counsel import Limits
-    from rlkit.past_run import named, open_past_run
+    from rlkit.past_run import open_past_run
 
-    folder, project, run_name = named(subject)
-    if folder and (name or source):
-        raise BadInput(f"{subject}: is a run's folder, leave --run and --source out")
-    run = open_past_run(folder, project, name or run_name, source or "")
+    meant = named(subject, name, source)
+    folder = "" if meant.folder is None else str(meant.folder.path)
+    run = open_past_run(folder, meant.project, meant.run, source or "")
+    terminal.tell(meant.note(run.name))
     if run.recipe is None:
         raise BadInput(f"{subject}: advice needs the run's recipe, and it was logged without one")
     _needs_price(run.recipe, budget)

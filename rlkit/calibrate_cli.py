@@ -11,6 +11,7 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput
+from rlkit.run_name import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,9 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folders of real runs on this machine.")
+    subjects: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN...]", help="Real runs on this machine: their folders or names under runs/out."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The file of constants.")] = Path("constants.json"),
     published: Annotated[
@@ -41,8 +43,8 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit the simulator's constants to real runs, for rlkit predict --constants, or to what was published."""
-    if published == bool(folders):
-        raise BadInput("calibrate: name folders of real runs, or give --published")
+    if published == bool(subjects):
+        raise BadInput("calibrate: name real runs, or give --published")
     if not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.absolute().parent}")
     if published:
@@ -60,16 +62,15 @@ def calibrate(
     if hold_out or only:
         raise BadInput("--hold-out and --only: belong to --published; runs that are not named are held out")
     from rlkit.results import read_run
-    from rlkit.run_folder import RunFolder
     from rlkit.simulation.calibration import LoggedRun
     from rlkit.simulation.calibration import calibrate as calibrate_runs
 
     runs = []
-    for folder in folders or []:
-        logged, recipe = read_run(RunFolder(folder))
+    for folder in [folder_of(subject) for subject in subjects or []]:
+        logged, recipe = read_run(folder)
         if recipe is not None and recipe.engine == "sim":
-            raise BadInput(f"{folder}: a simulated run; constants are fitted to real ones")
-        runs.append(LoggedRun(str(folder), logged.frame, recipe))
+            raise BadInput(f"{folder.path}: a simulated run; constants are fitted to real ones")
+        runs.append(LoggedRun(str(folder.path), logged.frame, recipe))
     calibration = calibrate_runs(runs)
     calibration.save(out)
     if as_json:

@@ -27,15 +27,13 @@ from rlkit import (
 )
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.run_folder import RUNS, RunFolder
+from rlkit.run_name import recipe_of
 
 if TYPE_CHECKING:
     from rlkit.engines.base import Event, OnEvent
     from rlkit.preflight import Finding
     from rlkit.recipe import Recipe
-    from rlkit.run_folder import RunFolder
-
-RUNS = Path("runs/out")
-
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -62,7 +60,9 @@ def main(
     """Why is this asynchronous GRPO run slow, and what to change."""
 
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or the folder of a run.")]
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or a run: its folder, or its name under runs/out.")
+]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -86,11 +86,11 @@ def run(
     from rlkit.progress import open_progress
     from rlkit.results import keep_metrics, write_results
 
-    if recipe_file.is_dir():
+    recipe, earlier = _load(recipe_file, engine, overrides)
+    if earlier is not None:
         if name or folder:
-            raise BadInput(f"{recipe_file}: is a run's folder already, leave --name and --folder out")
-        recipe_file, folder, resume = recipe_file / "recipe.yaml", recipe_file, True
-    recipe = _load(recipe_file, engine, overrides)
+            raise BadInput(f"{recipe_file}: is a run already, leave --name and --folder out")
+        folder, resume = earlier.path, True
     target = _choose_folder(recipe, name, folder, resume)
     findings = _findings(recipe, target.path)
     terminal.print_findings(findings, terminal.err)
@@ -142,9 +142,8 @@ def check(
     """Say what would go wrong with a recipe on this machine; start nothing, or with --measure two cheap Jobs."""
     from dataclasses import asdict
 
-    is_run = recipe_file.is_dir()
-    recipe = _load(recipe_file / "recipe.yaml" if is_run else recipe_file, engine, overrides)
-    findings = _findings(recipe, recipe_file if is_run else _free_folder(recipe))
+    recipe, earlier = _load(recipe_file, engine, overrides)
+    findings = _findings(recipe, _free_folder(recipe) if earlier is None else earlier.path)
     figures: dict[str, Any] = {}
     if measure:
         from rlkit.jobs_cli import measure_transport
@@ -182,7 +181,7 @@ def predict(
     from rlkit.simulation.calibration import load_constants
     from rlkit.simulation.prediction import predict as predict_recipe
 
-    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
+    recipe, _ = _load(recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
     physics, workload = load_constants(constants, recipe.model.name) if constants else (None, None)
     prediction = predict_recipe(recipe, seeds, physics, workload)
@@ -210,7 +209,7 @@ def plan(
     """Search for the fastest and cheapest ways to run a recipe, what it learns left alone; start nothing."""
     from rlkit.simulation.planning import plan as plan_recipe
 
-    recipe = _load(recipe_file / "recipe.yaml" if recipe_file.is_dir() else recipe_file, "sim", overrides)
+    recipe, _ = _load(recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
     found = plan_recipe(recipe, budget, deadline, sync_steps or ())
     if as_json:
@@ -273,17 +272,17 @@ def _announcing(about: str, on_event: OnEvent) -> OnEvent:
     return tell
 
 
-def _load(path: Path, engine: str | None, overrides: list[str] | None) -> Recipe:
+def _load(path: Path, engine: str | None, overrides: list[str] | None) -> tuple[Recipe, RunFolder | None]:
+    """The recipe of a file or of a run, and the folder of that run."""
     from rlkit.recipe import load_recipe
 
+    file, earlier = recipe_of(path)
     chosen = [f"engine={engine}"] if engine else []
-    return load_recipe(path, [*chosen, *(overrides or [])])
+    return load_recipe(file, [*chosen, *(overrides or [])]), earlier
 
 
 def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume: bool) -> RunFolder:
     """The folder that was named, else a new one (`<recipe>`, `<recipe>-2`, ...); with `resume` the newest of those."""
-    from rlkit.run_folder import RunFolder
-
     if name and folder:
         raise BadInput("--name and --folder: give one of them")
     if name is not None and (Path(name).name != name or name == ".."):

@@ -24,7 +24,8 @@ PAGE = Path(__file__).parents[1] / "notebooks" / "03_five_runs.ipynb"
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="A run's folder, its name, or PROJECT/RUN in trackio.")
+        list[str],
+        typer.Argument(metavar="RUN...", help="A run's folder, its name under runs/out, or PROJECT/RUN in trackio."),
     ],
     source: Annotated[str | None, typer.Option(help="A trackio server's URL or a Space; all runs are there.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the page with all figures to this HTML file.")] = None,

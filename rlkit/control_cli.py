@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+import shlex
+from typing import Annotated
 
 import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput, RunFailed
+from rlkit.run_name import RUN, folder_of
 
-if TYPE_CHECKING:
-    from rlkit.run_folder import RunFolder
-
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, such as runs/out/local.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # Jobs get 3 s on this machine to end by themselves, rented ones are cancelled one by one over the network.
@@ -27,17 +25,18 @@ def register(app: typer.Typer) -> None:
 
 
 def stop(
-    folder: Folder,
+    subject: RunName,
     wait: Annotated[bool, typer.Option(help="Wait until its jobs have ended.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """End a run that goes on, as Ctrl-C would; `rlkit run FOLDER` resumes it."""
+    """End a run that goes on, as Ctrl-C would; `rlkit run RUN` resumes it."""
     import psutil
 
     from rlkit.engines.state import is_going_on, state_in_words
     from rlkit.engines.stopping import ask_to_stop
 
-    run = _run(folder)
+    run = folder_of(subject)
+    folder = run.path
     pid = ask_to_stop(run)
     if wait:
         try:
@@ -49,13 +48,13 @@ def stop(
     if as_json:
         terminal.print_json({"folder": str(folder), "pid": pid, "stopped": not is_going_on(run)})
     elif wait:
-        terminal.say(f"{folder}: {state_in_words(run)}; `rlkit run {folder}` resumes it")
+        terminal.say(f"{folder}: {state_in_words(run)}; `rlkit run {shlex.quote(str(folder))}` resumes it")
     else:
         terminal.say(f"{folder}: process {pid} was asked to stop")
 
 
 def cap(
-    folder: Folder,
+    subject: RunName,
     most: Annotated[str, typer.Argument(metavar="N|auto", help="The most in flight, or auto: the recipe's own cap.")],
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +67,8 @@ def cap(
         limit = None if most == "auto" else int(most)
     except ValueError:
         raise BadInput(f"{most!r}: give a whole number of rollouts, or auto") from None
-    run = _run(folder)
+    run = folder_of(subject)
+    folder = run.path
     if not is_going_on(run):
         raise BadInput(f"{folder}: no run whose cap could be changed, {state_in_words(run)}")
     ask(run.control, limit, load_recipe(run.recipe))
@@ -78,12 +78,3 @@ def cap(
         terminal.say("the recipe's own cap is in force from the next reading of the servers on")
     else:
         terminal.say(f"at most {limit} rollouts are admitted from the next reading of the servers on")
-
-
-def _run(folder: Path) -> RunFolder:
-    from rlkit.run_folder import RunFolder
-
-    run = RunFolder(folder)
-    if not run.recipe.is_file():
-        raise BadInput(f"{folder}: holds no run; name its folder, such as runs/out/local")
-    return run

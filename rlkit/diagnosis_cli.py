@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from rlkit import terminal
+from rlkit.run_name import RUN_OR_PROJECT, Named, named
 
 
 def watch(
-    project: Annotated[str, typer.Argument(metavar="RUN", help="A trackio project, PROJECT/RUN or a run's folder.")],
+    project: Annotated[str, typer.Argument(metavar="RUN", help=RUN_OR_PROJECT)],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Annotated[str | None, typer.Option(help="A folder, a server's URL or a Space, else trackio's own.")] = None,
     every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 30.0,
@@ -31,10 +32,15 @@ def watch(
     from rlkit.tracking import load_run
     from rlkit.watch import Watch
 
-    project, name, place = _logged_as(project, name, source)
+    meant = named(project, name, source)
+    project, name, place = _logged_as(meant, source)
     followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
+    newest = ""
     while True:
         logged = load_run(project, name, source=place)
+        if newest != logged.name:  # the newest run of a project is another one once the next has begun
+            newest = logged.name
+            terminal.tell(meant.note(newest))
         step = int(logged.frame.index.max())
         if logged.recipe is not None and step >= logged.recipe.train.steps:
             verdict = diagnose(logged.frame, logged.recipe)
@@ -54,19 +60,15 @@ def watch(
         time.sleep(every)
 
 
-def _logged_as(subject: str, name: str | None, source: str | None) -> tuple[str, str | None, Path | str | None]:
+def _logged_as(meant: Named, source: str | None) -> tuple[str, str | None, Path | str | None]:
     """The trackio project and run of what a command line calls a run, and where they are logged."""
-    from rlkit.past_run import named
     from rlkit.recipe import load_recipe
     from rlkit.results import trackio_source
-    from rlkit.run_folder import RunFolder
 
-    folder, project, run = named(subject)
-    if folder:
-        held = RunFolder(Path(folder))
-        recipe = load_recipe(held.recipe)
-        return recipe.tracking.project, held.name, source or trackio_source(recipe, held)
-    return project, run or name, source
+    if meant.folder is None:
+        return meant.project, meant.run or None, source
+    recipe = load_recipe(meant.folder.recipe)
+    return recipe.tracking.project, meant.folder.name, trackio_source(recipe, meant.folder)
 
 
 def evaluate_diagnosis(

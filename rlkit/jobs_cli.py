@@ -8,6 +8,7 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput
+from rlkit.run_name import run_name
 
 if TYPE_CHECKING:
     from rlkit.engines.hf_hub import Hub
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Jobs on Hugging Face: list, logs, cancel.", no_args_is_help=True)
 
-RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="A run's name, else all runs.")]
+RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="A run's name or folder, else all runs.")]
 Namespace = Annotated[str | None, typer.Option(help="The user or organisation, else the token's own.")]
 TAIL = 100  # a screen or two
 
@@ -48,7 +49,7 @@ def list_jobs(
 
 @app.command()
 def logs(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
     job: Annotated[str, typer.Argument(help="trainer, replica-0, ... or a Job's id.")] = "trainer",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the Job ends.")] = False,
     namespace: Namespace = None,
@@ -65,7 +66,7 @@ def logs(
 
 @app.command()
 def cancel(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name.")], namespace: Namespace = None
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")], namespace: Namespace = None
 ) -> None:
     """End every Job of a run."""
     hub = _hub(namespace)
@@ -107,5 +108,5 @@ def _rows(hub: Hub, run: str | None) -> list[JobRow]:
     from rlkit.engines.hf_list import job_rows
     from rlkit.engines.hf_money import hourly_prices
 
-    labels = TOOL_LABEL if run is None else {**TOOL_LABEL, "run": label_value(run)}
+    labels = TOOL_LABEL if run is None else {**TOOL_LABEL, "run": label_value(run_name(run))}
     return job_rows(hub.find(labels), hourly_prices(hub.prices()))

@@ -16,7 +16,8 @@ from rlkit.errors import BadInput, NotLogged
 from rlkit.previous_run import PreviousRun, find_previous
 from rlkit.recipe import Recipe
 from rlkit.results import read_run, trackio_source
-from rlkit.run_folder import RunFolder
+from rlkit.run_folder import RUNS, RunFolder
+from rlkit.run_name import find_folder, no_run
 from rlkit.tracking import load_run
 
 _CHECKOUT = Path(__file__).parents[1]
@@ -103,22 +104,7 @@ def open_past_run(folder: str = "", project: str = "", name: str = "", source: s
     )
 
 
-def named(subject: str) -> tuple[str, str, str]:
-    """What a command line calls a run, as (folder, project, run): a folder, PROJECT/RUN, or a trackio project.
-
-    Of a project the run is empty: the newest. Raises BadInput for a path that is no folder.
-    """
-    if Path(subject).is_dir():
-        return subject, "", ""
-    project, slash, run = subject.strip("/").partition("/")
-    if "/" in run or subject.startswith(("/", ".", "~")):
-        raise BadInput(f"{subject}: no such run folder; name one under runs/out, a trackio project, or PROJECT/RUN")
-    return "", project if slash else subject, run
-
-
-def open_past_runs(
-    wanted: Sequence[str], under: Path = Path("runs/out"), source: str | None = None
-) -> dict[str, PastRun]:
+def open_past_runs(wanted: Sequence[str], under: Path = RUNS, source: str | None = None) -> dict[str, PastRun]:
     """Several runs by a name each, in the order given. Raises BadInput.
 
     A run is given by its folder, by its name `under` the folder of runs, or as PROJECT/RUN in trackio (`source` as for
@@ -135,12 +121,13 @@ def open_past_runs(
 
 
 def _open(wanted: str, under: Path, source: str | None) -> PastRun:
-    folder = None if source else next((path for path in (Path(wanted), under / wanted) if path.is_dir()), None)
+    folder = None if source else find_folder(wanted, under)
     if folder is not None:
-        return open_past_run(str(folder))
+        return open_past_run(str(folder.path))
     project, _, name = wanted.partition("/")
     if not project or not name or Path(wanted).is_absolute() or project in (".", "..", "~"):
-        raise BadInput(f"{wanted}: neither a run's folder, nor a run under {under}, nor PROJECT/RUN in trackio")
+        ways = f"give a run's folder, the name of a run under {under}, or PROJECT/RUN in trackio"
+        raise BadInput(f"{wanted}: {no_run(wanted, under)}; {ways}")
     try:
         return open_past_run(project=project, name=name, source=source or "")
     except NotLogged as error:

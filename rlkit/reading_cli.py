@@ -9,11 +9,11 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput
+from rlkit.run_folder import RUNS
+from rlkit.run_name import RUN_OR_PROJECT, find_folder, named, no_run
 
 if TYPE_CHECKING:
     from rlkit.recipe import Recipe
-
-RUNS = Path("runs/out")
 
 Source = Annotated[str | None, typer.Option(help="A trackio server's URL or a Space, else this machine.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    project: Annotated[str, typer.Argument(metavar="RUN", help="A trackio project, PROJECT/RUN or a run's folder.")],
+    project: Annotated[str, typer.Argument(metavar="RUN", help=RUN_OR_PROJECT)],
     name: Annotated[str | None, typer.Option("--run", help="The run's name, else the newest.")] = None,
     source: Source = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Also where every second of it went.")] = False,
@@ -38,22 +38,18 @@ def diagnose(
 
     from rlkit.diagnosis import diagnose as diagnose_frame
     from rlkit.ledger import waste_ledger
-    from rlkit.past_run import named
     from rlkit.results import read_run
-    from rlkit.run_folder import RunFolder
     from rlkit.tracking import load_run
 
     recipe: Recipe | None
-    folder, known_project, run_name = named(project)
-    if folder:
-        if name or source:
-            raise BadInput(f"{project}: is a run's folder, leave --run and --source out")
-        logged, recipe = read_run(RunFolder(Path(folder)))
-        verdict = diagnose_frame(logged.frame, recipe)
+    meant = named(project, name, source)
+    if meant.folder is not None:
+        logged, recipe = read_run(meant.folder)
     else:
-        logged = load_run(known_project, name or run_name or None, source=source)
+        logged = load_run(meant.project, meant.run or None, source=source)
         recipe = logged.recipe
-        verdict = diagnose_frame(logged.frame, recipe)
+    terminal.tell(meant.note(logged.name))
+    verdict = diagnose_frame(logged.frame, recipe)
     if ledger and recipe is None:
         raise BadInput(f"{project}: --ledger needs the run's recipe, and it was logged without one")
     entries = waste_ledger(logged.frame, recipe) if ledger and recipe is not None else []
@@ -68,7 +64,9 @@ def diagnose(
 
 
 def report(
-    subject: Annotated[str, typer.Argument(metavar="NOTEBOOK|RUN", help="A notebook, a run's folder, or its name.")],
+    subject: Annotated[
+        str, typer.Argument(metavar="NOTEBOOK|RUN", help="A notebook, a run's folder, or its name under runs/out.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The HTML file.")] = None,
     parameters: Annotated[
         list[str] | None, typer.Option("-p", metavar="NAME=VALUE", help="A notebook's parameter; repeatable.")
@@ -77,7 +75,6 @@ def report(
 ) -> None:
     """Render a notebook, or a run's report, as one HTML file that opens offline; a run's has a JSON file beside it."""
     from rlkit.report import render_notebook, report_run, twin
-    from rlkit.run_folder import RunFolder
 
     if subject.endswith(".ipynb"):
         if as_json:
@@ -88,10 +85,11 @@ def report(
     elif parameters:
         raise BadInput(f"-p {parameters[0]}: only a notebook takes parameters, {subject!r} is not one (*.ipynb)")
     else:
-        folder = next((path for path in (Path(subject), RUNS / subject) if path.is_dir()), None)
+        folder = find_folder(subject)
         if folder is None:
-            raise BadInput(f"{subject}: neither a notebook (*.ipynb), nor a run's folder, nor a run under {RUNS}")
-        written = report_run(RunFolder(folder), out)
+            ways = f"give a run's folder, the name of a run under {RUNS}, or a notebook (*.ipynb)"
+            raise BadInput(f"{subject}: {no_run(subject)}; {ways}")
+        written = report_run(folder, out)
         if as_json:
             print(twin(written).read_text(encoding="utf-8"), end="")
             return

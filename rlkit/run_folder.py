@@ -8,6 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+# Where runs go and are looked for by their names, seen from where a command is given.
+RUNS = Path("runs/out")
+
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -10,12 +10,11 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput, RunFailed
+from rlkit.run_folder import RUNS
 
 if TYPE_CHECKING:
     from rlkit.sweep import Point, Sweep
     from rlkit.sweep_run import Ended, SweepFolder
-
-RUNS = Path("runs/out")
 
 
 def sweep(

@@ -39,6 +39,12 @@ def say(text: str, console: Console = out, style: str | None = None) -> None:
     console.print(text, style=style, markup=False)
 
 
+def tell(note: str | None) -> None:
+    """A line on stderr beside the answer, where there is one to say."""
+    if note is not None:
+        say(note, err)
+
+
 def print_table(table: Table) -> None:
     """A table on stdout, as wide as the terminal, and wide enough for all of it where there is none."""
     console = out if out.is_terminal else Console(width=max(out.width, PIPED_WIDTH), highlight=False)

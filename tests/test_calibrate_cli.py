@@ -62,8 +62,8 @@ def test_a_fit_as_json(asked: list[object], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "calibrate: name folders of real runs, or give --published"),
-        (("a-run", "--published"), "calibrate: name folders of real runs, or give --published"),
+        ((), "calibrate: name real runs, or give --published"),
+        (("a-run", "--published"), "calibrate: name real runs, or give --published"),
         (("a-run", "--hold-out", "r1-dp2"), "--hold-out and --only: belong to --published"),
         (("--published", "--out", "nowhere/constants.json"), "--out nowhere/constants.json: there is no folder"),
     ],

@@ -189,7 +189,7 @@ def test_a_runs_folder_needs_no_other_name(launched: list[Any]) -> None:
 
 def test_a_folder_without_a_run_is_not_a_recipe(launched: list[Any], checkout: Path) -> None:
     (checkout / "empty").mkdir()
-    assert "empty/recipe.yaml: cannot read the recipe" in one_error(rlkit_("run", "empty"))
+    assert "empty: the folder holds no recipe (no recipe.yaml)" in one_error(rlkit_("run", "empty"))
     assert launched == []
 
 
@@ -295,7 +295,7 @@ def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "recipe.yaml: cannot read the recipe: No such file or directory"),
+        (None, "recipe.yaml: no such recipe; give a recipe (YAML), a run's folder, or the name of a run under"),
         ("name: [open", "broken YAML (line 1"),
         (f"extends: {LOCAL}\nlearning_rat: 1", "learning_rat: unknown field"),
         (
@@ -516,9 +516,12 @@ def test_diagnose_a_runs_folder_reads_what_is_in_it(launched: list[Any], monkeyp
         (["diagnose", "nothing-here"], "nothing-here"),
         (["diagnose", "local", "--run", "second"], "second"),
         (["runs", "nothing-here"], "nothing-here"),
-        (["diagnose", ".", "--run", "x"], "leave --run and --source out"),
-        (["diagnose", "."], "not a run folder, it has no recipe.yaml"),
-        (["report", "nothing"], "nothing: neither a notebook"),
+        (["diagnose", ".", "--run", "x"], ".: the folder holds no run"),
+        (["diagnose", "."], ".: the folder holds no run (no recipe.yaml)"),
+        (
+            ["report", "nothing"],
+            "nothing: no such run; give a run's folder, the name of a run under runs/out, or a notebook",
+        ),
         (["report", "gone.ipynb"], "gone.ipynb"),
         (["report", ".", "-p", "a=1"], "only a notebook takes parameters"),
         (["report", "n.ipynb", "-p", "a"], "-p a: expected name=value"),

@@ -74,8 +74,11 @@ def test_the_page_is_the_notebook_of_the_same_runs(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "nowhere: neither a run's folder, nor a run under runs/out, nor PROJECT/RUN in trackio"),
-        (["./nowhere"], "./nowhere: neither a run's folder"),
+        (
+            ["nowhere"],
+            "nowhere: no such run; give a run's folder, the name of a run under runs/out, or PROJECT/RUN in trackio",
+        ),
+        (["./nowhere"], "./nowhere: no such run"),
         (["recorded/none"], "recorded/none: not a run's folder; as PROJECT/RUN: trackio project 'recorded' has no run"),
         (["first", "first"], "first: given twice"),
         (["first", "--out", "page.txt"], "--out page.txt: name an HTML file"),

@@ -54,7 +54,7 @@ def test_a_run_is_stopped_from_another_terminal(tmp_path: Path, as_json: bool) -
 
 def test_where_nothing_runs_nothing_is_stopped(tmp_path: Path) -> None:
     code, said = rlkit("stop", tmp_path / "nowhere")
-    assert (code, "holds no run; name its folder" in said) == (2, True)
+    assert (code, "no such run; give a run's folder, or the name of a run under" in said) == (2, True)
     code, said = rlkit("stop", folder_with(tmp_path, 2**22).path)
     assert (code, "no run to stop, it was killed" in said) == (2, True)
 

@@ -8,7 +8,7 @@ from recorded_runs import recipe
 from run_folders import EVALUATION, PROXY, VERSIONS, log_run, run_folder
 
 from rlkit.errors import BadInput
-from rlkit.past_run import named, open_past_run
+from rlkit.past_run import open_past_run
 
 
 def test_a_folder_gives_everything_a_report_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +75,3 @@ def test_what_is_not_there_is_one_line(arguments: dict[str, str], message: str) 
     with pytest.raises(BadInput, match=message) as failure:
         open_past_run(**arguments)
     assert "\n" not in str(failure.value)
-
-
-def test_what_a_command_line_calls_a_run(tmp_path: Path) -> None:
-    assert named(str(tmp_path)) == (str(tmp_path), "", "")
-    assert named("local") == ("", "local", "")
-    assert named("local/before") == ("", "local", "before")
-    for path in ("runs/out/nope", "/nowhere/at-all", "./nope"):
-        with pytest.raises(BadInput, match="no such run folder"):
-            named(path)
