@@ -6,6 +6,9 @@ Plain data in and out; whether the fields exist and their values fit is `rlkit.r
 from __future__ import annotations
 
 import copy
+import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from rlkit.refusals import shown
 
 # Who wrote it (a file, --set), and the data.
 Layer = tuple[str, dict[str, Any]]
+
+# What only the file of a sweep says (`rlkit.sweep`).
+_GRID_WORDS = frozenset({"recipe", "grid", "points"})
 
 _ABSENT = object()
 
@@ -94,6 +100,11 @@ def require_mapping(data: object, source: str) -> dict[str, Any]:
     raise BadInput(f"{source}: a recipe is a mapping of sections, this is {what}")
 
 
+def is_grid(data: Mapping[str, Any]) -> bool:
+    """Whether a file's data are those of a sweep, not of a recipe."""
+    return not _GRID_WORDS.isdisjoint(data)
+
+
 def printable(text: object) -> str:
     """`text` on one line, whatever is in it."""
     return str(text).encode("unicode_escape").decode() if not str(text).isprintable() else str(text)
@@ -122,7 +133,13 @@ def _read_file(path: Path, extended_by: Path | None) -> dict[str, Any]:
         data = parse_yaml(text)
     except BadInput as error:
         raise BadInput(f"{printable(path)}: {error}") from None
-    return require_mapping(data, printable(path))
+    found = require_mapping(data, printable(path))
+    if is_grid(found):
+        named = found.get("recipe")
+        recipe = f"; its recipe is {printable(os.path.normpath(path.parent / named))}" if isinstance(named, str) else ""
+        sweep = printable(shlex.join(["rlkit", "sweep", str(path)]))
+        raise BadInput(f"{printable(path)}: a grid, not a recipe; `{sweep}` runs its points{recipe}")
+    return found
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

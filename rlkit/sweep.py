@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -30,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlkit import __version__
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, parse_recipe
-from rlkit.recipe_layers import Layer, merge_layers, parse_yaml, printable, read_layers
+from rlkit.recipe_layers import Layer, is_grid, merge_layers, parse_yaml, printable, read_layers
 from rlkit.refusals import refusals, shown
 
 POINT_NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "point.ipynb"
@@ -41,6 +42,8 @@ OWN_PARAMETERS = ("recipe", "folder")
 # Nobody reads the reports of more, and a grid of six fields with ten values each is a typing mistake.
 MAX_POINTS = 10_000
 
+# What a file begins with that is a recipe.
+_RECIPE_WORDS = {"extends", *Recipe.model_fields}
 _SECTIONS = {name for name, field in Recipe.model_fields.items() if "Section" in str(field.annotation)}
 _KEY_DIGITS = 10  # of sixteen possibilities each: 10^4 different points collide with a probability of 5e-5
 
@@ -114,6 +117,12 @@ def load_sweep(path: Path) -> Sweep:
         raise BadInput(f"{printable(path)}: {error}") from None
     if not isinstance(data, dict):
         raise BadInput(f"{printable(path)}: a grid is a mapping with `recipe` and `grid` or `points`")
+    if not is_grid(data) and not _RECIPE_WORDS.isdisjoint(data):
+        run = printable(shlex.join(["rlkit", "run", str(path)]))
+        raise BadInput(
+            f"{printable(path)}: a recipe, not a grid; `{run}` runs it, and a grid names it (`recipe:` and `grid:`, as"
+            " in runs/sweeps/in-flight.yaml)"
+        )
     return plan_sweep(data, path.parent, printable(path), path.stem)
 
 

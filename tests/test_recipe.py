@@ -233,6 +233,28 @@ def test_extends_is_read_from_beside_the_file(tmp_path: Path, monkeypatch: pytes
     assert load_recipe(path).name == "small"
 
 
+@pytest.mark.parametrize(
+    ("content", "recipe"),
+    [
+        ("recipe: ../local.yaml\ngrid: {engine: [sim]}\n", "; its recipe is local.yaml"),
+        ("recipe: 5\n", ""),
+        ("grid: {engine: [sim]}\n", ""),
+    ],
+)
+def test_a_grid_is_no_recipe_and_told_in_a_short_line(
+    content: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps").mkdir()
+    write(tmp_path / "sweeps", content, "g.yaml")
+    told = f"sweeps/g.yaml: a grid, not a recipe; `rlkit sweep sweeps/g.yaml` runs its points{recipe}"
+    with pytest.raises(BadInput) as failure:
+        load_recipe("sweeps/g.yaml")
+    assert str(failure.value) == told
+    with pytest.raises(BadInput, match="a grid, not a recipe"):
+        load_recipe(write(tmp_path, "extends: sweeps/g.yaml\n"))
+
+
 def test_an_extends_cycle_ends(tmp_path: Path) -> None:
     write(tmp_path, "extends: b.yaml\n", "a.yaml")
     write(tmp_path, "extends: a.yaml\n", "b.yaml")

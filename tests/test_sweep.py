@@ -151,6 +151,30 @@ def test_a_file_that_is_no_grid_is_told_in_one_line(tmp_path: Path, content: str
         load_sweep(tmp_path / "x.yaml")
 
 
+def test_a_recipe_is_no_grid_and_told_in_a_short_line(tmp_path: Path) -> None:
+    for content in ("extends: local.yaml\n", "name: mine\nsteps: 5\n"):
+        (tmp_path / "a recipe.yaml").write_text(content)
+        with pytest.raises(BadInput) as failure:
+            load_sweep(tmp_path / "a recipe.yaml")
+        assert str(failure.value) == (
+            f"{tmp_path}/a recipe.yaml: a recipe, not a grid; `rlkit run '{tmp_path}/a recipe.yaml'` runs it, and a"
+            " grid names it (`recipe:` and `grid:`, as in runs/sweeps/in-flight.yaml)"
+        )
+
+
+def test_what_is_wrong_with_a_grid_is_not_taken_for_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("recipe: x.yaml\nengine: sim\n")
+    with pytest.raises(BadInput, match=r"g\.yaml: engine: unknown field"):
+        load_sweep(tmp_path / "g.yaml")
+
+
+def test_a_grid_that_names_a_grid(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("recipe: h.yaml\nseeds: [0]\n")
+    (tmp_path / "h.yaml").write_text("recipe: x.yaml\nseeds: [0]\n")
+    with pytest.raises(BadInput, match=r"h\.yaml: a grid, not a recipe"):
+        load_sweep(tmp_path / "g.yaml")
+
+
 def test_simulations_fill_the_cores_and_a_local_run_has_them_to_itself() -> None:
     free = Limits()
     assert [parallel(engine, free, cores=4) for engine in ("sim", "local", "hf")] == [4, 1, 1]
