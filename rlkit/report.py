@@ -219,7 +219,9 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
                 str(notebook),
                 str(progress),
                 parameters,
-                cwd=str(notebook.parent),
+                # Not papermill's own `cwd`: it takes this whole process there while the notebook runs, and the points
+                # of a sweep that run beside it would find their relative paths nowhere.
+                resources={"metadata": {"path": str(notebook.parent.resolve())}},
                 progress_bar=False,
                 log_output=False,
                 extra_arguments=[_QUIET_KERNEL],

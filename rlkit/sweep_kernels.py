@@ -108,7 +108,7 @@ class _Forked(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
         """Ask for a kernel with the command that would have started it."""
-        pid = self._nursery.start(cmd, options["env"], options.get("cwd") or os.getcwd())
+        pid = self._nursery.start(cmd, options["env"], options["cwd"])
         self.process = _Process(pid)  # type: ignore[assignment]  # all that is asked of a Popen
         self.pid, self.pgid = pid, pid
         return self.connection_info

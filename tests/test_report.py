@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,16 @@ def test_values_reach_the_notebook_with_their_types(tmp_path: Path, monkeypatch:
         new_code_cell("print('here:', os.getcwd())"),
     )
     monkeypatch.chdir(tmp_path)
+    gone_to: list[Path] = []
+    go = os.chdir
+
+    def noted(path: str) -> None:
+        gone_to.append(Path(path).resolve())
+        go(path)
+
+    monkeypatch.setattr(os, "chdir", noted)
     written_to = render_notebook(notebook, values, Path("new/folder/out.html"))
+    assert set(gone_to) <= {tmp_path}  # whoever runs beside it in this process has relative paths, too
     text = Page(written_to.read_text()).text
     recipe = str(tmp_path / "runs/local.yaml")  # relative to the caller; the notebook runs in its own folder
     assert str(["007", 3, 3, 1e-5, False, None, ["a", 1], 0.5, [1, 2], recipe, ""]) in text
