@@ -23,6 +23,7 @@ from rlkit.chart import column, logged
 from rlkit.engines import OnEvent, launch
 from rlkit.engines.state import has_finished
 from rlkit.errors import BadInput, RlkitError
+from rlkit.learned import last_reward
 from rlkit.progress import LineProgress
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.results import read_run, write_results
@@ -35,8 +36,6 @@ OUT = Path("runs/out/ablation-cap")
 
 # Preemptions are told per so many completions: runs of the same steps end with different numbers of rollouts under way.
 PER_COMPLETIONS = 300
-# A quarter of the steps at the end: what was learned, and not how.
-LAST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def measure(name: str, frame: pd.DataFrame, recipe: Recipe) -> Cell:
     cap = column(frame, "rollout/inflight_cap")
     wall_clock, completions = _sum(seconds), float(done.sum())
     useful = _sum(tokens)
-    last = max(1, round(LAST_SHARE * len(frame)))
     return Cell(
         name=name,
         policy=recipe.cap.policy,
@@ -111,7 +109,7 @@ def measure(name: str, frame: pd.DataFrame, recipe: Recipe) -> Cell:
         staleness_mean=_mean(column(frame, "sample/staleness_mean")),
         staleness_max=_known(column(frame, "sample/staleness_max").max()),
         dropped=int(column(frame, "sample/dropped_stale_total").fillna(0.0).sum()),
-        reward=_mean(column(frame, "reward").tail(last)),
+        reward=last_reward(frame),
         wall_clock_s=wall_clock,
         useful_tok_s=useful / wall_clock if useful is not None and wall_clock else None,
     )

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from rlkit import chart
 from rlkit.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Axis
+from rlkit.learned import rewards
 from rlkit.recipe import Recipe
 from rlkit.signals import full_queue_reading
 from rlkit.wording import number, percent
@@ -203,12 +204,13 @@ def reward(frame: pd.DataFrame, x: Axis = "step", window: int | None = None, rec
     smooth = series.rolling(size, min_periods=size).mean()
     if smooth.notna().any():
         chart.line(figure, where, smooth, f"mean of the last {size} steps", BLUE, width=3.0)
-    quarter = max(1, len(series) // 4)
-    first, last = series.iloc[:quarter].mean(), series.iloc[-quarter:].mean()
-    chart.describe(
-        figure,
-        f"Mean reward {first:.3f} in the first quarter of the steps, {last:.3f} in the last ({last - first:+.3f}).",
-    )
+    told = rewards(frame)
+    if told is not None:
+        first, last = told
+        chart.describe(
+            figure,
+            f"Mean reward {first:.3f} in the first quarter of the steps, {last:.3f} in the last ({last - first:+.3f}).",
+        )
     return figure
 
 

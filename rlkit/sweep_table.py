@@ -3,7 +3,8 @@ for the two readers.
 
 Columns: `point`, `name`, `status`, `error`, `attempts`; the fields that differ, by the names of `column_of`;
 `verdict`, `confidence`, `headline`, `next_action`; `steps`, `step_s`, `wall_clock_min`, `usd`; every metric that was
-logged, under TRL's own name, as its mean over the settled steps.
+logged, under TRL's own name, as its mean over the settled steps. `last_reward`, where a reward was logged, is its mean
+over the last quarter of the steps: how well the run did in the end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pandas as pd
 
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.learned import last_reward
 from rlkit.pace import logged_minutes
 from rlkit.price import usd_paid, usd_per_hour
 from rlkit.recipe import Recipe
@@ -28,10 +30,20 @@ if TYPE_CHECKING:
     from rlkit.sweep import Sweep
     from rlkit.sweep_run import Ended
 
-OUTCOME = ("verdict", "confidence", "headline", "next_action", "steps", "step_s", "wall_clock_min", "usd")
+OUTCOME = (
+    "verdict",
+    "confidence",
+    "headline",
+    "next_action",
+    "steps",
+    "step_s",
+    "wall_clock_min",
+    "usd",
+    "last_reward",
+)
 
 # What a table to read shows of the metrics; the others are in the file.
-SHOWN_METRICS = ("perf/rollout_wait_s", "sample/staleness_mean", "reward")
+SHOWN_METRICS = ("perf/rollout_wait_s", "sample/staleness_mean")
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Summary:
     wall_clock_min: float | None
     usd: float | None  # None: nobody said what an hour costs
     metrics: dict[str, float]
+    last_reward: float | None = None  # None: none was logged, as by a simulated run
 
 
 def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Recipe) -> Summary:
@@ -73,6 +86,7 @@ def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Reci
         wall_clock_min=minutes,
         usd=cost(base, recipe, minutes) if paid is None else paid,
         metrics=metrics,
+        last_reward=last_reward(frame),
     )
 
 
@@ -140,7 +154,7 @@ def failures(table: pd.DataFrame) -> pd.DataFrame:
 def to_read(table: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
     """The columns of a results table that a person looks at first."""
     metrics = [name for name in SHOWN_METRICS if name in table and table[name].notna().any()]
-    columns = ["point", "status", *fields, "verdict", "step_s", "wall_clock_min", "usd", *metrics]
+    columns = ["point", "status", *fields, "verdict", "step_s", "wall_clock_min", "usd", "last_reward", *metrics]
     return rounded(table[[name for name in columns if name in table and table[name].notna().any()]])
 
 

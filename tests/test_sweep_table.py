@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def test_a_field_and_a_metric_of_one_name_have_columns_of_their_own() -> None:
     assert rows[column_of("reward")].nunique() == 2
 
 
+def test_the_reward_in_the_end_is_shown_where_there_is_one(tmp_path: Path) -> None:
+    sweep = planned(grid={"train.seed": [0, 1, 2]})
+    learned = [replace(summary(1.0), last_reward=reward) for reward in (0.5, 0.9, None)]
+    ended = {point.key: Ended(point.key, "done", summary=one) for point, one in zip(sweep.points, learned, strict=True)}
+    rows = results_table(sweep, ended)
+    rows.to_parquet(tmp_path / "t.parquet")
+    assert pd.read_parquet(tmp_path / "t.parquet")["last_reward"].tolist()[:2] == [0.5, 0.9]
+    assert to_read(rows, [])["last_reward"].tolist()[:2] == [0.5, 0.9]
+    drawn = parallel_coordinates(rows, ["train.seed"], ["step_s", "last_reward"])
+    assert list(drawn.layout.xaxis.ticktext) == ["seed", "last_reward"]
+
+
+def test_a_simulated_sweep_has_no_reward_and_makes_no_fuss(tmp_path: Path) -> None:
+    rows = table()
+    rows.to_parquet(tmp_path / "t.parquet")
+    rows = pd.read_parquet(tmp_path / "t.parquet")
+    assert rows["last_reward"].isna().all()
+    assert "last_reward" not in to_read(rows, [])
+    drawn = parallel_coordinates(rows, ["serve.replicas"], ["step_s", "last_reward"])
+    assert list(drawn.layout.xaxis.ticktext) == ["replicas", "step_s"]
+
+
 def test_mixed_values_and_lists_become_text_and_parquet_takes_them(tmp_path: Path) -> None:
     sweep = planned(grid={"lora.target_modules": ["all-linear", ["q_proj", "v_proj"]], "model.revision": [None, "007"]})
     rows = results_table(sweep, {})
@@ -101,6 +124,7 @@ def test_a_run_is_summed_up_by_its_own_clock(tmp_path: Path) -> None:
     span = (logged.frame["timestamp"].max() - logged.frame["timestamp"].min()).total_seconds() / 60
     assert found.wall_clock_min == pytest.approx(span, rel=0.2)  # the first step, whose end it begins with, is extra
     assert found.usd is None
+    assert found.last_reward == pytest.approx(logged.frame["reward"].iloc[-3:].mean())  # of 14 steps
     folder.state.write_text(json.dumps({"status": "finished", "usd": 1.5}))
     assert summarise(folder, recipe, logged.frame, recipe).usd == 1.5
 
