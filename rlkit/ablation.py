@@ -20,14 +20,14 @@ import numpy as np
 import pandas as pd
 
 from rlkit.chart import column, logged
-from rlkit.engines import OnEvent, launch
-from rlkit.engines.state import has_finished
+from rlkit.engines import OnEvent
 from rlkit.errors import BadInput, RlkitError
 from rlkit.learned import last_reward
 from rlkit.progress import LineProgress
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.results import read_run, write_results
+from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
+from rlkit.run_once import run_once
 from rlkit.wording import number, percent
 
 CELLS = ("fixed-cleared", "fixed-kept", "cap-cleared", "cap-kept")
@@ -219,10 +219,7 @@ def run_cells(recipes: Path, out: Path, engine: str = "", on_event: OnEvent = la
     """
     for name in CELLS:
         recipe = load_recipe(recipes / f"{name}.yaml", [f"engine={engine}"] if engine else [])
-        folder = RunFolder(out / name)
-        if not has_finished(folder):
-            launch(recipe, folder, on_event)
-            write_results(recipe, folder, report=False)
+        run_once(recipe, RunFolder(out / name), on_event)
 
 
 def read_cells(out: Path) -> tuple[dict[str, Cell], dict[str, pd.DataFrame]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlkit import ablation
+from rlkit import ablation, run_once
 from rlkit.ablation import (
     CELLS,
     Cell,
@@ -23,7 +23,7 @@ from rlkit.ablation import (
     table,
     to_json,
 )
-from rlkit.engines.base import OnEvent
+from rlkit.engines.base import Confirm, OnEvent
 from rlkit.engines.lock import RunLock
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe, recipe_diff
@@ -190,7 +190,7 @@ def test_a_table_in_markdown() -> None:
 def fake_launch(started: list[str]) -> object:
     """An engine whose runs log one step."""
 
-    def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent) -> None:
+    def launch(recipe: Recipe, folder: RunFolder, on_event: OnEvent, confirm: Confirm) -> None:
         started.append(f"{recipe.name} on {recipe.engine}")
         with RunLock(folder) as lock:
             folder.recipe.write_text(recipe.to_yaml())
@@ -207,14 +207,15 @@ def fake_results(recipe: Recipe, folder: RunFolder, report: bool) -> None:
         rollout__vllm_preemptions_total=[0.0, 2000.0 if folder.name.startswith("fixed") else 8.0],
     ).assign(timestamp=pd.Timestamp("2026-01-05", tz="UTC"))
     save_frame(Run("ablation-cap", folder.name, "id", {}, recipe, logged), folder.metrics)
+    folder.verdict.touch()
 
 
 def test_one_command_runs_what_is_missing_and_prints_the_table_with_its_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr(ablation, "launch", fake_launch(started))
-    monkeypatch.setattr(ablation, "write_results", fake_results)
+    monkeypatch.setattr(run_once, "launch", fake_launch(started))
+    monkeypatch.setattr(run_once, "write_results", fake_results)
     arguments = ["--recipes", str(RECIPES), "--out", str(tmp_path), "--engine", "sim"]
     assert ablation.main(arguments) == 1  # little was logged, so not everything holds
     assert started == [f"{name} on sim" for name in CELLS]
