@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from rlkit.recipe import TransportSection
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.proxy import Proxy, serve
 from rlkit.serving.proxy_config import ProxyConfig
 

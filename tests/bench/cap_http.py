@@ -27,8 +27,8 @@ from rich.progress import Progress
 from rlkit.admission.law import Decision, Reading, make_law
 from rlkit.admission.poll import MetricsPoll
 from rlkit.admission.readings import PageReader
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.emulated_timing import EmulatedTiming, rates_of
 from rlkit.simulation.replica import Capacity
 from rlkit.training.admission_gate import AsyncGate

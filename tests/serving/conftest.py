@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from safetensors.numpy import save_file
 
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 
 # Protocols that run without uvloop, too, where there is none.
 ON_BOTH_LOOPS = {"test_server.py", "test_failover.py", "test_upstream.py"}

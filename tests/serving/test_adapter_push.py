@@ -17,7 +17,7 @@ from rlkit.serving.adapter_files import describe
 from rlkit.serving.adapter_push import AdapterPush
 from rlkit.serving.adapter_store import AdapterStore
 from rlkit.serving.bearer import Bearer
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.receiver import Receiver, serve_receiver
 
 Write = Callable[..., str]

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine, LoadRefused
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.vllm_metrics import read_page
 
 Write = Callable[..., str]

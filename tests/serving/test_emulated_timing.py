@@ -12,8 +12,8 @@ import pytest
 from proxy_bench import PATIENCE_S, eventually
 
 from rlkit.errors import BadInput
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import Adapter, EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.emulated_timing import EmulatedTiming, rates_of
 from rlkit.serving.vllm_metrics import ReplicaReading, read_page
 from rlkit.simulation.replica import Capacity

@@ -33,8 +33,8 @@ from safetensors.numpy import save_file
 from rlkit.recipe import TransportSection
 from rlkit.serving.adapter_store import AdapterStore
 from rlkit.serving.bearer import Bearer
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import Adapter, EmulatedEngine, Sampled
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.receiver import Receiver, serve_receiver
 
 REPLICAS = 4

@@ -11,7 +11,7 @@ import pytest
 from proxy_bench import POLICY, eventually, proxied
 
 from rlkit.errors import BadInput
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.moved_replica import Move, parse_move
 
 Write = Callable[..., str]

@@ -14,8 +14,8 @@ from proxy_bench import PATIENCE_S, POLICY, PROMPT, ProxyBench, eventually, prox
 
 from rlkit.recipe import TransportSection
 from rlkit.serving.adapter_answers import Answer
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.upstream import Upstreams
 
 Write = Callable[..., str]

@@ -10,8 +10,8 @@ import pytest
 from proxy_bench import POLICY, PROMPT, ProxyBench, eventually, proxied
 
 from rlkit.recipe import RoutingSection
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.forward import DEFAULT_BLOCK_SIZE
 from rlkit.serving.replica_health import MAX_FAILURES, Outcomes
 
@@ -291,7 +291,7 @@ async def test_a_restart_nobody_saw_shows_in_the_counters(replicas: Replicas, ad
         await bench.load(adapter(POLICY))
         await bench.complete()
         await bench.get("/proxy/stats")
-        replicas[0].engine = EmulatedEngine()  # as after a restart between two readings
+        replicas[0].state.engine = EmulatedEngine()  # as after a restart between two readings
         await bench.get("/proxy/stats")
         assert not bench.proxy.registry.serves(0)
         await bench.in_service()
@@ -302,7 +302,7 @@ async def test_a_restart_nobody_saw_shows_at_the_first_request(replicas: Replica
     path = adapter(POLICY)
     async with proxied(replicas[:1]) as bench:
         await bench.load(path)
-        replicas[0].engine = EmulatedEngine()  # as after a restart between two readings
+        replicas[0].state.engine = EmulatedEngine()  # as after a restart between two readings
         # The model exists: a 404 would say that asking again is of no use.
         assert (await bench.complete(POLICY))[0] == 503
         await bench.in_service()

@@ -17,7 +17,7 @@ import pytest
 from proxy_bench import PATIENCE_S, PROMPT
 
 from rlkit.errors import BadInput
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.proxy import Proxy, main, run_until_stopped, serve
 from rlkit.serving.proxy_config import ProxyConfig, load_proxy_config
 

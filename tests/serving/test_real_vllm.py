@@ -29,8 +29,8 @@ from rlkit.engines.local import _free_ports
 from rlkit.recipe import Recipe, TransportSection, load_recipe
 from rlkit.serving.adapter_store import AdapterStore
 from rlkit.serving.bearer import Bearer
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.receiver import Receiver, serve_receiver
 from rlkit.serving.replica import vllm_command, vllm_environment, wait_until_ready
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe, load_recipe
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import Adapter, EmulatedEngine, Sampled
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.replica import vllm_command, vllm_environment, wait_until_ready
 
 RUNS = Path(__file__).parents[2] / "runs"

@@ -10,7 +10,7 @@ from wire import wire
 
 from rlkit.serving import server
 from rlkit.serving.control import ControlAnswer, ControlRequest
-from rlkit.serving.emulated import EmulatedReplica
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.serving.replica_health import Outcomes
 from rlkit.serving.upstream_pool import ConnectionPool
 
@@ -255,7 +255,7 @@ async def test_a_proxy_that_stops_waits_for_answers_under_way(replicas: Replicas
         await eventually(lambda: replicas[0].in_flight == 1)
         stopping = asyncio.create_task(bench.proxy.server.close(PATIENCE_S))
         assert await idle.is_closed()
-        replicas[0]._resumed.set()
+        replicas[0].state.resumed.set()
         status, _, _ = await busy.answer()
         assert status == 200
         assert await busy.is_closed()

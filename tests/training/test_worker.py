@@ -23,8 +23,8 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from rlkit.admission.gauges import percentiles
 from rlkit.admission.law import Policy
-from rlkit.serving.emulated import EmulatedReplica
 from rlkit.serving.emulated_engine import EmulatedEngine
+from rlkit.serving.emulated_replica import EmulatedReplica
 from rlkit.training import worker
 from rlkit.training.admission_gate import Admission
 from rlkit.training.rewards import toy_sum
@@ -104,9 +104,9 @@ async def until(condition: Callable[[], bool]) -> None:
 def pause(replica: EmulatedReplica, paused: bool = True) -> None:
     """Let completions stand in the server, or go."""
     if paused:
-        replica._resumed.clear()
+        replica.state.resumed.clear()
     else:
-        replica._resumed.set()
+        replica.state.resumed.set()
 
 
 async def samples(loop: RolloutLoop, count: int) -> list[Any]:
