@@ -6,13 +6,11 @@ as JSON and drawn by a copy of plotly.js that travels gzipped in the page (2 MB 
 
 from __future__ import annotations
 
-import ast
 import base64
 import gzip
 import html
 import json
 import os
-import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -31,6 +29,7 @@ from plotly.offline import get_plotlyjs
 
 from rlkit import machine
 from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
+from rlkit.notebook_parameters import checked_parameters
 from rlkit.past_run import open_past_run
 from rlkit.report_data import report_data
 from rlkit.results import read_run
@@ -41,11 +40,6 @@ DIAGNOSE = Path(__file__).parents[1] / "notebooks" / "02_diagnose.ipynb"
 # What a tag on a cell means in a report.
 HEADLINE_TAG = "headline"  # its output comes first, wherever the cell stands in the notebook
 NOTEBOOK_ONLY_TAG = "notebook-only"  # introductions that a reader of the result does not need
-
-# These name files: given relative to where the caller is, while the notebook runs in its own folder.
-PATH_PARAMETERS = frozenset({"folder", "grid", "page", "recipe"})
-# Lists of names that are files if there are such.
-PATH_LISTS = frozenset({"runs", "recipes"})
 
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
@@ -59,15 +53,6 @@ _MIME_ORDER = ["text/html", "text/markdown", "image/svg+xml", "image/png", "text
 _TEMPLATE = resources.files("rlkit") / "report_template"
 # px: room for a legend of one row (plotly makes more), the height a title takes in `rlkit.chart`, plotly's own height.
 _TOP_MARGIN, _TITLE_HEIGHT, _DEFAULT_HEIGHT = 34, 34, 450
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "bool": (bool,),
-    "int": (int,),
-    "float": (float, int),
-    "list": (list,),
-    "dict": (dict,),
-    "None": (type(None),),
-}
 
 
 class KernelDied(RunFailed):
@@ -104,8 +89,8 @@ def twin(report: Path) -> Path:
 def render_notebook(notebook: Path, parameters: dict[str, Any], out: Path, title: str | None = None) -> Path:
     """Run a notebook with papermill and write it as one HTML page to `out`, which is returned.
 
-    The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` that
-    name files (`PATH_PARAMETERS`, `PATH_LISTS`) are taken from the current folder. Types are kept. Raises BadInput for
+    The notebook runs in its own folder, so that its relative paths are the ones it has in JupyterLab; `parameters` as
+    `checked_parameters` takes them: files are named from the current folder, and types are kept. Raises BadInput for
     a notebook that cannot be read, a page that cannot be written, and a parameter not declared or declared with
     another type; what a cell raises of `rlkit.errors`, as it is; RunFailed in one line, with the cell, when it raises
     anything else, KernelDied when the kernel dies.
@@ -158,52 +143,6 @@ def render(executed: NotebookNode, title: str) -> str:
         notebook = nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
         body, _ = exporter.from_notebook_node(notebook, resources={"report": page})
     return str(body)
-
-
-def declared_parameters(notebook: Path) -> dict[str, str]:
-    """Name and type (empty when it has none) of each parameter in the cell tagged `parameters`. Raises BadInput."""
-    try:
-        cells = nbformat.read(notebook, as_version=4).cells
-    except OSError as error:
-        raise BadInput(f"{notebook}: cannot read the notebook: {error.strerror or error}") from None
-    except Exception:  # nbformat has no common error for files that are something else
-        raise BadInput(f"{notebook}: not a Jupyter notebook") from None
-    # Not papermill's own inspection: it misses a parameter whose comment holds an equals sign.
-    source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
-    try:
-        statements = ast.parse(source).body
-    except SyntaxError as error:
-        raise BadInput(f"{notebook}: cell of parameters: {error.msg} (line {error.lineno})") from None
-    found = {}
-    for statement in statements:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            found[statement.target.id] = ast.unparse(statement.annotation)
-        elif isinstance(statement, ast.Assign):
-            found.update({target.id: "" for target in statement.targets if isinstance(target, ast.Name)})
-    return found
-
-
-def checked_parameters(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The values as papermill passes them on with their types. Raises BadInput for a name or type that does not fit."""
-    declared = declared_parameters(notebook)
-    values = {}
-    for name, given in parameters.items():
-        if name not in declared:
-            raise BadInput(f"{notebook}: no parameter {name}; it has {', '.join(declared) or 'none'}")
-        # Papermill writes values as literals and turns what it does not know, numpy's scalars too, into strings.
-        value = given.item() if hasattr(given, "item") else str(given) if isinstance(given, Path) else given
-        value = list(value) if isinstance(value, tuple) else value
-        kinds = [re.sub(r"\[.*", "", part).strip() for part in declared[name].split("|")]
-        if all(kind in _TYPES for kind in kinds) and not any(_fits(value, kind) for kind in kinds):
-            raise BadInput(f"{notebook}: parameter {name}: expected {declared[name]}, got {value!r}")
-        if name in PATH_LISTS and isinstance(value, list):
-            value = [str(Path(one).resolve()) if Path(one).exists() else one for one in map(str, value)]
-        values[name] = str(Path(str(value)).resolve()) if name in PATH_PARAMETERS and value else value
-    return values
-
-
-def _fits(value: object, kind: str) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
 
 
 def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) -> NotebookNode:

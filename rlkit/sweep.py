@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlkit import __version__
 from rlkit.errors import BadInput
+from rlkit.notebook_parameters import checked_parameters, declared_parameters
 from rlkit.recipe import Recipe, parse_recipe
 from rlkit.recipe_layers import Layer, is_grid, merge_layers, parse_yaml, printable, read_layers
 from rlkit.refusals import refusals, shown
@@ -290,8 +291,6 @@ def _recipe(layers: list[Layer], changes: dict[str, Any], source: str) -> Recipe
 
 
 def _declared(notebook: Path, source: str) -> dict[str, str]:
-    from rlkit.report import declared_parameters  # nbformat and papermill take a second to import
-
     declared = declared_parameters(notebook)
     missing = [name for name in OWN_PARAMETERS if name not in declared]
     if missing:
@@ -300,8 +299,6 @@ def _declared(notebook: Path, source: str) -> dict[str, str]:
 
 
 def _check_types(notebook: Path, parameters: Mapping[str, Any], source: str) -> None:
-    from rlkit.report import checked_parameters
-
     try:
         checked_parameters(notebook, dict(parameters))
     except BadInput as error:

@@ -14,7 +14,7 @@ from rlkit.run_folder import RUNS
 
 if TYPE_CHECKING:
     from rlkit.sweep import Point, Sweep
-    from rlkit.sweep_run import Ended, SweepFolder
+    from rlkit.sweep_folder import Ended, SweepFolder
 
 
 def sweep(
@@ -33,12 +33,28 @@ def sweep(
     planned = load_sweep(grid)
     if jobs is not None:
         planned = planned.limited(jobs)
+    from rlkit.sweep_current import finished
+    from rlkit.sweep_folder import SweepFolder
+
+    folder = SweepFolder(out or RUNS / grid.stem)
+    results = finished(planned, folder)
+    if results is None or (retry_failed and any(end.status == "failed" for end in results.values())):
+        again = shlex.join(["rlkit", "sweep", str(grid), *_place(out, jobs)])
+        results = _run(planned, folder, retry_failed, yes, again)
+    else:
+        terminal.say(f"{len(planned.points)} points of {planned.base.name}: all have ended before", terminal.err)
+    _report(planned, folder, results, as_json)
+
+
+def _run(planned: Sweep, folder: SweepFolder, retry_failed: bool, yes: bool, again: str) -> dict[str, Ended]:
+    """Run what has not ended, and write table and index; `again` is the command that goes on."""
     rented = sum(point.recipe.engine == "hf" for point in planned.points)
     if rented and not yes and not terminal.agreed(f"at most ${planned.limits.usd:.2f} for {rented} points"):
         raise typer.Exit(1)
-    from rlkit.sweep_run import SweepFolder, in_words, run_sweep, write_index
+    from rlkit.sweep_current import note_written
+    from rlkit.sweep_folder import in_words
+    from rlkit.sweep_run import run_sweep, write_index
 
-    folder = SweepFolder(out or RUNS / grid.stem)
     total = len(planned.points)
 
     def tell(point: Point, ended: Ended, count: int) -> None:
@@ -48,16 +64,19 @@ def sweep(
     try:
         results = run_sweep(planned, folder.path, tell, retry_failed)
     except (KeyboardInterrupt, SystemExit):
-        place = [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs else [])]
-        again = shlex.join(["rlkit", "sweep", str(grid), *place])
         terminal.say(f"what has ended is kept; go on with: {again}", terminal.err)
         raise
     write_index(folder)
-    _report(planned, folder, results, as_json)
+    note_written(planned, folder, results)
+    return results
+
+
+def _place(out: Path | None, jobs: int | None) -> list[str]:
+    return [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs else [])]
 
 
 def _report(planned: Sweep, folder: SweepFolder, results: dict[str, Ended], as_json: bool) -> None:
-    from rlkit.sweep_run import in_words
+    from rlkit.sweep_folder import in_words
 
     counts = {status: sum(end.status == status for end in results.values()) for status in ("done", "failed", "skipped")}
     if as_json:

@@ -1,30 +1,19 @@
 """A sweep executed: each point a papermill run of its notebook in a kernel of its own, several at once.
 
-    <out>/sweep.json                 what was asked for
-    <out>/recipes/<name>.yaml        what each point's notebook is given
-    <out>/points/<name>/             one folder a point, the folder of its run: recipe.yaml, verdict.json, ...
-        report.html, point.json      its page, and how it ended; without the second it has not
-    <out>/results.parquet, .json     one row a point (`rlkit.sweep_table`)
-    <out>/index.html                 the table, the figures, a link to every page (notebooks/06_sweep.ipynb)
-
-Whatever kills the sweep, a point is there as a whole or to be run again: `point.json` is written last, and whole or not
-at all. Kernels end with the process that started them.
+What it leaves behind is told in `rlkit.sweep_folder`. Kernels end with the process that started them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import nbformat
 import pandas as pd
@@ -34,74 +23,21 @@ from rlkit import display, machine
 from rlkit.chart import VERMILLION
 from rlkit.engines.hf_purse import Purse, billed
 from rlkit.engines.state import read_state
-from rlkit.errors import BadInput, RlkitError, RunFailed
-from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
+from rlkit.errors import RlkitError, RunFailed
+from rlkit.notebook_parameters import checked_parameters
+from rlkit.report import KernelDied, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 from rlkit.sweep import Point, Sweep, load_sweep, next_point, parallel
+from rlkit.sweep_current import INDEX
+from rlkit.sweep_folder import Ended, Status, Summary, SweepFolder, claimed, in_words, read_ended, write_json
 from rlkit.sweep_kernels import Kernels
-from rlkit.sweep_table import Summary, column_of, results_table, summarise
-
-INDEX = Path(__file__).parents[1] / "notebooks" / "06_sweep.ipynb"
+from rlkit.sweep_table import results_table, summarise
 
 # A kernel that died is started once more: by chance it was short of memory, twice it is the point's own doing.
 ATTEMPTS = 2
 
-Status = Literal["done", "failed", "skipped"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a point ended; `summary` is None unless its run left a verdict."""
-
-    key: str
-    status: Status
-    error: str | None = None
-    attempts: int = 1
-    seconds: float = 0.0  # of this machine, kernel and page included
-    summary: Summary | None = None
-    spent_usd: float = 0.0  # on rented hardware, also by a point that failed
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `point.json` holds it."""
-        return asdict(self)
-
-
 OnEnd = Callable[[Point, Ended, int], None]  # the point, how it ended, how many have ended by now
-
-
-@dataclass(frozen=True)
-class SweepFolder:
-    """Names of the files of a sweep. Nothing here touches the disk."""
-
-    path: Path
-
-    @property
-    def plan(self) -> Path:
-        """What was asked for (JSON)."""
-        return self.path / "sweep.json"
-
-    @property
-    def table(self) -> Path:
-        """One row a point (parquet); its JSON twin lies beside it."""
-        return self.path / "results.parquet"
-
-    @property
-    def index(self) -> Path:
-        """The page that leads to all others."""
-        return self.path / "index.html"
-
-    def run(self, point: Point) -> RunFolder:
-        """The folder of a point's run."""
-        return RunFolder(self.path / "points" / point.name)
-
-    def recipe(self, point: Point) -> Path:
-        """What a point's notebook is given as its recipe."""
-        return self.path / "recipes" / f"{point.name}.yaml"
-
-    def record(self, point: Point) -> Path:
-        """How a point ended (JSON)."""
-        return self.run(point).path / "point.json"
 
 
 @dataclass
@@ -124,7 +60,7 @@ def run_sweep(
     another sweep is running in. On KeyboardInterrupt the kernels are stopped and what has ended stays.
     """
     folder = SweepFolder(out)
-    with _claimed(folder, sweep):
+    with claimed(folder, sweep):
         # Where no point is rented there is no limit, and nothing is asked of the purse.
         state = _State([], Purse(sweep.limits.usd or 0.0, "limits.usd"))
         for point in sweep.points:
@@ -154,34 +90,12 @@ def run_and_say(grid: Path, out: Path, say: Callable[[str], object]) -> dict[str
     return run_sweep(sweep, out, tell)
 
 
-def in_words(point: Point, ended: Ended) -> str:
-    """How a point ended, on one line."""
-    dead = ended.attempts - (ended.status == "done")
-    again = f" (its kernel died {dead} time{'s' * (dead > 1)})" if ended.attempts > 1 else ""
-    if ended.summary is None:
-        reason = next(iter((ended.error or "").splitlines()), "")
-        return f"{ended.status}: {point.label}: {reason}{again}"
-    step = "" if ended.summary.step_s is None else f", {ended.summary.step_s:.2f} s a step"
-    return f"{ended.summary.verdict}{step}: {point.label}{again}"
-
-
 def write_index(folder: SweepFolder) -> None:
     """index.html: notebooks/06_sweep.ipynb for what is in the folder. Raises RlkitError as a notebook does."""
     priced = bool(pd.read_parquet(folder.table, columns=["usd"])["usd"].notna().any())
     values = {"folder": folder.path, "page": folder.path, "launching": False}
     values |= {"against": "usd"} if priced else {}
     render_notebook(INDEX, values, folder.index, title=folder.path.resolve().name)
-
-
-def read_ended(folder: SweepFolder, point: Point) -> Ended | None:
-    """How a point ended, None when it has not, or when what is there is another content's."""
-    try:
-        found = json.loads(folder.record(point).read_text(encoding="utf-8"))
-        summary = found.pop("summary")
-        ended = Ended(**found, summary=None if summary is None else Summary(**summary))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
-        return None
-    return ended if ended.key == point.key else None
 
 
 def write_table(sweep: Sweep, folder: SweepFolder, ended: dict[str, Ended]) -> None:
@@ -271,7 +185,7 @@ def _run_point(sweep: Sweep, folder: SweepFolder, point: Point, kernels: Kernels
     status: Status = "done" if error is None else "failed"
     ended = Ended(point.key, status, error, attempts, seconds, summary, billed(point.recipe, read_state(run)))
     if not kernels.stopping:  # a point that was stopped has not ended
-        _write_json(folder.record(point), ended.to_dict())
+        write_json(folder.record(point), ended.to_dict())
     return ended
 
 
@@ -306,31 +220,3 @@ def _failed_page(point: Point, error: str) -> str:
         if html is not None
     ]
     return render(nbformat.v4.new_notebook(cells=cells), point.name)
-
-
-@contextmanager
-def _claimed(folder: SweepFolder, sweep: Sweep) -> Iterator[None]:
-    """The folder, for this sweep alone while it runs; what is asked for is written into it."""
-    path = folder.path
-    if (path / "recipe.yaml").exists():
-        raise BadInput(f"{path}: holds a run, not a sweep; choose another --out")
-    problem = machine.unwritable(path)
-    if problem is not None:
-        raise BadInput(f"{path}: {problem}; choose another --out")
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadInput(f"{path}: a sweep is going on here; choose another --out") from None
-        points = [{"name": point.name, "values": point.values} for point in sweep.points]
-        asked = {"name": sweep.name, "notebook": str(sweep.notebook), "points": points}
-        asked["fields"] = [column_of(field) for field in sweep.fields]
-        _write_json(folder.plan, asked | {"recipe": sweep.base.to_dict()})
-        yield
-
-
-def _write_json(path: Path, data: object) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)

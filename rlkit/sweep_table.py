@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -24,11 +23,11 @@ from rlkit.price import usd_paid, usd_per_hour
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.signals import settled_steps
+from rlkit.sweep_folder import Ended, Summary, column_of
 from rlkit.wording import number
 
 if TYPE_CHECKING:
     from rlkit.sweep import Sweep
-    from rlkit.sweep_run import Ended
 
 OUTCOME = (
     "verdict",
@@ -44,22 +43,6 @@ OUTCOME = (
 
 # What a table to read shows of the metrics; the others are in the file.
 SHOWN_METRICS = ("perf/rollout_wait_s", "sample/staleness_mean")
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One run. `step_s`, `wall_clock_min` and `metrics` are means and times of the run's own clock."""
-
-    verdict: str
-    confidence: str
-    headline: str
-    next_action: str
-    steps: int
-    step_s: float | None
-    wall_clock_min: float | None
-    usd: float | None  # None: nobody said what an hour costs
-    metrics: dict[str, float]
-    last_reward: float | None = None  # None: none was logged, as by a simulated run
 
 
 def summarise(folder: RunFolder, base: Recipe, frame: pd.DataFrame, recipe: Recipe) -> Summary:
@@ -113,17 +96,6 @@ def results_table(sweep: Sweep, ended: Mapping[str, Ended]) -> pd.DataFrame:
         row |= {name: getattr(summary, name, None) for name in OUTCOME}
         rows.append(row | (dict(sorted(summary.metrics.items())) if summary is not None else {}))
     return _typed(pd.DataFrame(rows), [column_of(field) for field in sweep.fields])
-
-
-def column_of(field: str) -> str:
-    """A grid's field as the table calls it: `reward` is a metric there, and `recipe.reward` a field.
-
-    >>> column_of("serve.replicas"), column_of("reward"), column_of("count")
-    ('serve.replicas', 'recipe.reward', 'parameter.count')
-    """
-    if "." in field:
-        return field
-    return f"recipe.{field}" if field in Recipe.model_fields else f"parameter.{field}"
 
 
 def headline(table: pd.DataFrame) -> str:

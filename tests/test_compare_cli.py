@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from rlkit.cli import app
 from rlkit.compare_cli import PAGE
 from rlkit.errors import BadInput
+from rlkit.notebook_parameters import declared_parameters
 from rlkit.past_run import open_past_runs
-from rlkit.report import declared_parameters
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from rlkit.ablation import CELLS
 from rlkit.cli import app
 from rlkit.five_runs import published_chase
-from rlkit.report import declared_parameters, render_notebook, report_run
+from rlkit.notebook_parameters import declared_parameters
+from rlkit.report import render_notebook, report_run
 from rlkit.run_folder import RunFolder
 
 TESTS = Path(__file__).parent

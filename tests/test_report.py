@@ -18,7 +18,7 @@ from run_folders import run_folder
 
 from rlkit import figures
 from rlkit.errors import BadInput, NotLogged, RlkitError, RunFailed
-from rlkit.report import declared_parameters, render, render_notebook, report_run
+from rlkit.report import render, render_notebook, report_run
 from rlkit.run_folder import RunFolder
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -49,14 +49,6 @@ def figure_data(**layout: Any) -> dict[str, Any]:
 
 
 # Parameters
-
-
-def test_parameters_are_read_with_their_types(tmp_path: Path) -> None:
-    source = '# first\nname: str = "a=b"  # with x=1 in it\nsteps: list[int] = [\n    1,\n]\nrate = 0.1\n'
-    source += "other: str | None = None"
-    notebook = written(tmp_path / "n.ipynb", new_code_cell("unrelated = 1"), parameters(source))
-    assert declared_parameters(notebook) == {"name": "str", "steps": "list[int]", "rate": "", "other": "str | None"}
-    assert declared_parameters(written(tmp_path / "m.ipynb", new_code_cell("x = 1"))) == {}
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "nothing", '{"cells": 3, "nbformat": 4, "nbformat_minor": 5}'])

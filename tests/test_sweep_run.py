@@ -19,8 +19,9 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from rlkit.errors import BadInput, RunFailed
 from rlkit.sweep import Point, Sweep, plan_sweep
+from rlkit.sweep_folder import Ended, SweepFolder, in_words, read_ended
 from rlkit.sweep_kernels import Kernels
-from rlkit.sweep_run import Ended, SweepFolder, in_words, read_ended, run_sweep
+from rlkit.sweep_run import run_sweep
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "tests" / "bench"

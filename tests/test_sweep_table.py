@@ -18,8 +18,8 @@ from rlkit.recipe import load_recipe
 from rlkit.results import read_run, write_results
 from rlkit.sweep import Sweep, plan_sweep
 from rlkit.sweep_figures import heat_map, parallel_coordinates, pareto, pareto_front, varied
-from rlkit.sweep_run import Ended
-from rlkit.sweep_table import Summary, column_of, cost, failures, headline, results_table, rounded, summarise, to_read
+from rlkit.sweep_folder import Ended, Summary, column_of
+from rlkit.sweep_table import cost, failures, headline, results_table, rounded, summarise, to_read
 from rlkit.sweep_view import open_sweep
 
 ROOT = Path(__file__).parents[1]

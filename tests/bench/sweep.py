@@ -22,7 +22,8 @@ import psutil
 
 from rlkit import machine
 from rlkit.sweep import load_sweep
-from rlkit.sweep_run import SweepFolder, run_sweep
+from rlkit.sweep_folder import SweepFolder
+from rlkit.sweep_run import run_sweep
 
 GRID = Path(__file__).parents[2] / "runs" / "sweeps" / "chase.yaml"
 WANTED_S = 600

@@ -10,7 +10,8 @@ from hub.hub_server import EmulatedHub
 from hub.stand_ins import assert_nothing_is_lost
 
 from rlkit.sweep import plan_sweep
-from rlkit.sweep_run import SweepFolder, run_sweep
+from rlkit.sweep_folder import SweepFolder
+from rlkit.sweep_run import run_sweep
 
 pytestmark = [pytest.mark.hub, pytest.mark.slow]
 
