@@ -33,42 +33,49 @@ def sweep(
     planned = load_sweep(grid)
     if jobs is not None:
         planned = planned.limited(jobs)
-    from rlkit.sweep_current import finished
+    from rlkit.sweep_current import code_digest, finished, note_written
     from rlkit.sweep_folder import SweepFolder
 
     folder = SweepFolder(out or RUNS / grid.stem)
-    results = finished(planned, folder)
+    code = code_digest()
+    results = finished(planned, folder, code)
     if results is None or (retry_failed and any(end.status == "failed" for end in results.values())):
         again = shlex.join(["rlkit", "sweep", str(grid), *_place(out, jobs)])
         results = _run(planned, folder, retry_failed, yes, again)
+        from rlkit.sweep_run import write_index  # here: it imports for seconds what a sweep without work needs not
+
+        write_index(folder)
+        note_written(planned, folder, results, code)
     else:
-        terminal.say(f"{len(planned.points)} points of {planned.base.name}: all have ended before", terminal.err)
+        terminal.say(f"{_counted(planned)}: all have ended before", terminal.err)
     _report(planned, folder, results, as_json)
 
 
 def _run(planned: Sweep, folder: SweepFolder, retry_failed: bool, yes: bool, again: str) -> dict[str, Ended]:
-    """Run what has not ended, and write table and index; `again` is the command that goes on."""
+    """Run what has not ended, and write the table; `again` is the command that goes on."""
     rented = sum(point.recipe.engine == "hf" for point in planned.points)
     if rented and not yes and not terminal.agreed(f"at most ${planned.limits.usd:.2f} for {rented} points"):
         raise typer.Exit(1)
-    from rlkit.sweep_current import note_written
     from rlkit.sweep_folder import in_words
-    from rlkit.sweep_run import run_sweep, write_index
+    from rlkit.sweep_run import run_sweep
 
     total = len(planned.points)
 
     def tell(point: Point, ended: Ended, count: int) -> None:
         terminal.say(f"[{count}/{total}] {in_words(point, ended)}", terminal.err)
 
-    terminal.say(f"{total} points of {planned.base.name} in {folder.path}", terminal.err)
+    terminal.say(f"{_counted(planned)} in {folder.path}", terminal.err)
     try:
         results = run_sweep(planned, folder.path, tell, retry_failed)
     except (KeyboardInterrupt, SystemExit):
         terminal.say(f"what has ended is kept; go on with: {again}", terminal.err)
         raise
-    write_index(folder)
-    note_written(planned, folder, results)
     return results
+
+
+def _counted(planned: Sweep) -> str:
+    count = len(planned.points)
+    return f"{count} point{'s' if count != 1 else ''} of {planned.base.name}"
 
 
 def _place(out: Path | None, jobs: int | None) -> list[str]:

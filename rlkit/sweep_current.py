@@ -22,43 +22,47 @@ INDEX = PACKAGE.parent / "notebooks" / "06_sweep.ipynb"
 MADE_WITH = ("nbconvert", "pandas", "papermill", "plotly", "pyarrow")
 
 
-def finished(sweep: Sweep, folder: SweepFolder) -> dict[str, Ended] | None:
+def code_digest() -> str:
+    """What table and index are made by: rlkit, the page's notebook, and packages.
+
+    To be taken before they are made: code that is edited meanwhile is not what made them.
+    """
+    # All of rlkit rather than what a page imports today: it takes 20 ms to read.
+    files = (file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    made_by = [*(_digest(file) for file in [*sorted(files), INDEX]), *map(metadata.version, MADE_WITH)]
+    return hashlib.sha256(" ".join(made_by).encode()).hexdigest()
+
+
+def finished(sweep: Sweep, folder: SweepFolder, code: str) -> dict[str, Ended] | None:
     """How every point ended, by its key, where all have and table and index say so; None where there is work to do.
 
-    Raises BadInput as a sweep does for a folder that another sweep is running in.
+    `code` is the `code_digest` of now. Raises BadInput as a sweep does for a folder that another sweep is running in.
     """
     if not folder.written.is_file():
         return None
     with claimed(folder, sweep):
         known = {point.key: read_ended(folder, point) for point in sweep.points}
         ended = {key: one for key, one in known.items() if one is not None}
-        if len(ended) < len(known) or _read(folder) != _mark(sweep, folder, ended):
+        if len(ended) < len(known) or _read(folder) != _mark(sweep, folder, ended, code):
             return None
         return ended
 
 
-def note_written(sweep: Sweep, folder: SweepFolder, ended: Mapping[str, Ended]) -> None:
-    """Remember that table and index have just been made from how these points ended."""
-    write_json(folder.written, _mark(sweep, folder, ended))
+def note_written(sweep: Sweep, folder: SweepFolder, ended: Mapping[str, Ended], code: str) -> None:
+    """Remember that table and index have just been made from how these points ended, by this code."""
+    write_json(folder.written, _mark(sweep, folder, ended, code))
 
 
-def _mark(sweep: Sweep, folder: SweepFolder, ended: Mapping[str, Ended]) -> dict[str, str]:
+def _mark(sweep: Sweep, folder: SweepFolder, ended: Mapping[str, Ended], code: str) -> dict[str, str]:
     made_from = {
         "title": folder.path.resolve().name,
         "asked": asked_for(sweep),
         "ended": {key: one.to_dict() for key, one in ended.items()},
-        "code": [_digest(file) for file in _sources()],
-        "with": [metadata.version(name) for name in MADE_WITH],
+        "code": code,
     }
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     made = (folder.table, folder.table.with_suffix(".json"), folder.index)
     return {"made_from": digest} | {file.name: _digest(file) for file in made}
-
-
-def _sources() -> list[Path]:
-    """All of rlkit rather than what a page imports today, and the page's notebook: it takes 20 ms to read."""
-    files = (file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    return [*sorted(files), INDEX]
 
 
 def _digest(file: Path) -> str:

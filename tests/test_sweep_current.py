@@ -18,7 +18,7 @@ from rlkit import sweep_current
 from rlkit.cli import app
 from rlkit.errors import BadInput
 from rlkit.sweep import Sweep, load_sweep
-from rlkit.sweep_current import finished, note_written
+from rlkit.sweep_current import code_digest, note_written
 from rlkit.sweep_folder import Ended, Summary, SweepFolder, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -47,8 +47,12 @@ def made(grid: Path, folder: SweepFolder) -> Sweep:
         write_json(folder.record(point), ended[point.key].to_dict())
     for file in (folder.table, folder.table.with_suffix(".json"), folder.index):
         file.write_text("[]")
-    note_written(sweep, folder, ended)
+    note_written(sweep, folder, ended, code_digest())
     return sweep
+
+
+def finished(sweep: Sweep, folder: SweepFolder) -> dict[str, Ended] | None:
+    return sweep_current.finished(sweep, folder, code_digest())
 
 
 def test_what_was_made_from_the_same_is_left_alone(grid: Path, folder: SweepFolder) -> None:
@@ -140,10 +144,28 @@ def test_the_command_writes_once_and_retries_what_failed(
 
     monkeypatch.setattr("rlkit.sweep_run.run_sweep", run)
     monkeypatch.setattr("rlkit.sweep_run.write_index", lambda where: where.index.write_text(f"page {len(asked)}"))
-    for options in ([], [], ["--retry-failed"]):
+    for options in ([], [], ["--retry-failed"], []):
         ended = CliRunner().invoke(app, ["sweep", str(grid), "--out", str(folder.path), *options])
         assert (ended.exit_code, "2 failed" in ended.stdout) == (3, True), ended.output
     assert asked == [False, True]
+
+
+def test_code_that_is_edited_while_a_sweep_goes_on_did_not_make_its_page(
+    grid: Path, folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = made(grid, folder)
+    folder.written.unlink()
+    (tmp_path / "code").mkdir()
+    monkeypatch.setattr(sweep_current, "PACKAGE", tmp_path / "code")
+    monkeypatch.setattr("rlkit.sweep_run.run_sweep", lambda *_: all_done(sweep))
+    monkeypatch.setattr("rlkit.sweep_run.write_index", lambda where: (tmp_path / "code" / "new.py").touch())
+    assert CliRunner().invoke(app, ["sweep", str(grid), "--out", str(folder.path)]).exit_code == 0
+    assert folder.written.is_file()
+    assert finished(sweep, folder) is None
+
+
+def all_done(sweep: Sweep) -> dict[str, Ended]:
+    return {point.key: Ended(point.key, "done", summary=SUMMARY) for point in sweep.points}
 
 
 def test_a_sweep_without_work_imports_nothing_that_takes_its_time(grid: Path, folder: SweepFolder) -> None:
