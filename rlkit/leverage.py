@@ -32,12 +32,18 @@ FETCHING = 0.015
 # With this many steps' samples in the queue a faster trainer has half to gain of what it would with a full one: what is
 # ahead of it lasts over some of generation's bursts. With more it comes near to all as the fourth power. In simulated
 # runs the trainer's own wait says nothing beyond that.
-HALF_AHEAD_STEPS = 2.0
+HALF_AHEAD_STEPS = 1.8
 AHEAD_POWER = 4.0
 
-# Rollouts that are held back in every step are ahead of any trainer, however small the queue; in as many steps as this,
-# no more than the queue says.
-SOMETIMES_BLOCKED = 0.6
+# Rollouts that are held back in every step are ahead of any trainer, however small the queue; in fewer steps than this
+# part, what else there is decides. While finished rollouts wait for room, those in flight go on: a short while of it
+# costs generation nothing. Held back for the first of these parts of all time says nothing yet, for the second all.
+OFTEN_BLOCKED = 0.9
+BRIEFLY_HELD = 0.6
+LONG_HELD = 0.8
+
+# So many samples thrown away for each trained on, while others are held back, are more than the trainer could use.
+MANY_SPARE = 0.5
 
 # A queue whose steps are not known is ahead once it is nearly full, and is not below this.
 NOTHING_AHEAD = 0.4
@@ -138,7 +144,19 @@ def _ahead(signals: Signals) -> float:
         lying = lying if blocked is not None else max(lying, full)
     else:
         lying = full
-    return 1.0 - (1.0 - lying) * (1.0 - _ramp(blocked or 0.0, SOMETIMES_BLOCKED, 1.0))
+    return 1.0 - (1.0 - lying) * (1.0 - _kept_waiting(signals))
+
+
+def _kept_waiting(signals: Signals) -> float:
+    """How much of its time generation does without what it could make, for want of room in the queue, 0 to 1."""
+    blocked = signals.blocked_steps or 0.0
+    held = blocked * ((signals.backpressure_s or 0.0) / signals.step_s if signals.step_s else 0.0)
+    spare = signals.dropped_per_trained or 0.0
+    return max(
+        _ramp(blocked, OFTEN_BLOCKED, 1.0),
+        _ramp(min(blocked, held), BRIEFLY_HELD, LONG_HELD),
+        _ramp(spare, FLUSHED, MANY_SPARE) if held_back(signals) else 0.0,
+    )
 
 
 def _ramp(value: float, nothing: float, all_of_it: float) -> float:

@@ -105,17 +105,38 @@ def test_faster_replicas_gain_twice_where_their_cache_is_full_all_the_time(usage
 
 
 @pytest.mark.parametrize(
-    ("steps", "blocked", "ahead"),
-    [(1, 0.0, 1 / 17), (2, 0.0, 0.5), (2, 0.6, 0.5), (4, 0.0, 16 / 17), (0.3, 1.0, 1.0), (1, 0.8, (1 / 17 + 1) / 2)],
+    ("steps", "blocked", "held_s", "ahead"),
+    [
+        (0.9, 0.0, 0.0, 1 / 17),
+        (1.8, 0.0, 0.0, 0.5),
+        (1.8, 0.9, 5.0, 0.5),
+        (3.6, 0.0, 0.0, 16 / 17),
+        (0.1, 1.0, 1.0, 1.0),
+        (0.1, 0.95, 1.0, 0.5),
+        (0.1, 0.875, 8.0, 0.5),
+        (0.1, 0.8, 10.0, 1.0),
+    ],
 )
 def test_generation_is_ahead_by_what_lies_in_the_queue_or_is_held_back(
-    steps: float, blocked: float, ahead: float
+    steps: float, blocked: float, held_s: float, ahead: float
 ) -> None:
-    ready = replace(signals(0.0, 0.1, 0.5, blocked), queue_size=16.0 * steps, samples_per_step=16.0)
+    short = replace(signals(0.0, 0.1, 0.5, blocked), backpressure_s=held_s)
+    ready = replace(short, queue_size=16.0 * steps, samples_per_step=16.0)
     found = leverage(ready)
 
     assert found is not None
     assert found["trainer"] == pytest.approx(0.9 * ahead, abs=0.002)
+
+
+@pytest.mark.parametrize(("dropped", "ahead"), [(0.1, 0.0), (0.3, 0.5), (2.0, 1.0)])
+def test_what_is_thrown_away_while_more_is_held_back_is_ahead(dropped: float, ahead: float) -> None:
+    spare = replace(signals(0.0, 0.1, 0.5, 0.6, dropped), queue_size=1.0, samples_per_step=16.0)
+    found, unblocked = leverage(spare), leverage(replace(spare, blocked_steps=0.4))
+
+    assert found is not None
+    assert unblocked is not None
+    assert found["trainer"] == pytest.approx(0.9 * ahead, abs=0.001)
+    assert unblocked["trainer"] == pytest.approx(0.0, abs=0.001)
 
 
 def test_without_the_count_of_blocked_steps_a_nearly_full_queue_is_ahead() -> None:
