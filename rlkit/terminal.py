@@ -155,6 +155,7 @@ def print_score(half: str, score: Score) -> None:
     say(f"{half}: {score.runs} runs", style="bold")
     say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
     say(f"               {part(score.side_as_good)} with sides that are as good: within half a percent of the best")
+    say(f"               {part(score.side_of_one_run)} are shown by the run's own interventions, one seed alone")
     say(f"  cause right  {part(score.cause_right)} of them, {part(score.cause_as_good)} with causes as good")
     say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
     say("  claimed, runs, right")
