@@ -48,7 +48,9 @@ class Price:
     def __str__(self) -> str:
         text = f"${self.usd_per_hour:.2f} an hour"
         if self.usd is not None and self.hours is not None:
-            text += f", about ${self.usd:.2f} for the run ({self.hours:.1f} h predicted)"
+            # A run of a chase is a few minutes.
+            hours = f"{self.hours:.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
+            text += f", about ${self.usd:.2f} for the run ({hours} predicted)"
         return f"{text}, at most ${self.most_usd:.2f}"
 
 

@@ -56,6 +56,8 @@ def test_price_of_the_run_and_the_most_it_can_be(recipe: Recipe) -> None:
     assert price.most_usd == 20 * 24
     assert price_of(recipe.with_overrides(["hardware.budget_usd=7"]), PRICES, None).most_usd == 7
     assert str(price) == "$20.00 an hour, about $63.61 for the run (3.2 h predicted), at most $480.00"
+    short = price_of(recipe.with_overrides(["train.steps=15"]), PRICES, step_s=22.9)
+    assert "about $1.91 for the run (6 min predicted)" in str(short)
 
 
 def test_unknown_flavor_names_those_there_are(recipe: Recipe) -> None:
