@@ -4,6 +4,7 @@ proxy; replicas are emulated ones, and the trainer is a few lines."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 
@@ -67,6 +68,21 @@ def test_refused_price_starts_nothing(launch: Launch, hub: EmulatedHub) -> None:
     with pytest.raises(BadInput, match=r"not started \(\$20.00 an hour"):
         launch(confirm=lambda price: False)
     assert not hub.jobs
+
+
+def test_name_that_the_bucket_has_from_elsewhere_is_refused(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
+) -> None:
+    """Another checkout's run, or one whose folder was deleted: new Jobs would go on from its checkpoint."""
+    launch(changes=["serve.replicas=1"])
+    jobs, elsewhere = len(hub.jobs), folder.path.with_name("elsewhere")
+    folder.path.rename(elsewhere)
+    told = r"my-run: the bucket tester/rlkit holds .*; choose another --name, or .*`hf buckets rm tester/rlkit/runs/my"
+    with pytest.raises(BadInput, match=told):
+        launch(changes=["serve.replicas=1"])
+    assert len(hub.jobs) == jobs
+    shutil.rmtree(folder.path)
+    elsewhere.rename(folder.path)
 
 
 def test_merged_weights_are_refused(launch: Launch, hub: EmulatedHub) -> None:
