@@ -45,6 +45,7 @@ from rlkit.engines.hf_watch import Failure, Limits, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
 from rlkit.engines.lock import RunLock
 from rlkit.engines.state import read_state
+from rlkit.engines.step_lines import StepCopy
 from rlkit.engines.stopping import first_stop_held_back, sigterm_as_exit
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.price import usd_paid
@@ -119,6 +120,7 @@ class _HfRun:
         self._lease_taken = self._training = False
         self._restarts, self._replacements = Restarts(), Replacements()
         self._told: set[str] = set()
+        self._steps = StepCopy(folder.steps)
         self._prices = hourly_prices(hub.prices())
         jobs, state = hub.find(run_labels(recipe, folder.name)), read_state(folder)
         self._left = _alive(jobs)  # that an earlier kernel started from this folder
@@ -172,7 +174,7 @@ class _HfRun:
             self._cancel_all()
             if place is not None:
                 with contextlib.suppress(RlkitError):
-                    fetch(self._hub, place, self._folder)  # what there is: the run can be continued, and read
+                    self._fetch()  # what there is: the run can be continued, and read
             raise
         return self._last_step
 
@@ -181,6 +183,10 @@ class _HfRun:
         self._phase("cancelling the replicas")
         self._cancel_all()
         self._phase("fetching the results")
+        self._fetch()
+
+    def _fetch(self) -> None:
+        self._steps.close()
         fetch(self._hub, self._place, self._folder)
 
     def _prepare(self, alive: list[JobInfo]) -> Place:
@@ -271,18 +277,22 @@ class _HfRun:
         with log.open("a", encoding="utf-8") as file:
             for line in self._hub.follow(trainer.info.id):
                 if line.startswith(STEP_MARK):
-                    with contextlib.suppress(ValueError):
-                        self._step(json.loads(line.removeprefix(STEP_MARK)))
+                    self._step(line.removeprefix(STEP_MARK))
                 elif line == LEASE_MARK:
                     self._lease_taken = True
                 else:
                     file.write(line + "\n")
                     file.flush()
 
-    def _step(self, metrics: dict[str, Any]) -> None:
+    def _step(self, line: str) -> None:
+        try:
+            metrics: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return
         step = int(metrics.pop("global_step", 0))
         if step > self._last_step:  # a log that was taken up again says its steps again
             self._last_step = step
+            self._steps.add(line)  # whoever watches the run's folder sees it go on
             self._on_event(Event("step", step=step, total=self._recipe.train.steps, metrics=metrics))
 
     def _until(self, done: Callable[[], bool], expected: Started | None = None) -> None:

@@ -17,6 +17,8 @@ from rlkit.engines.hf_figures import Figures
 from rlkit.engines.hf_measured import keep_figures
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.live import Look
+from rlkit.live_source import FolderSource
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
@@ -50,6 +52,16 @@ def test_run_from_launch_to_results(
     assert delivered == recipe.with_overrides(["transport.retry_s=2"])
     assert any("transport.retry_s 2: as measured on 20" in event.text for event in events)
     assert load_recipe(folder.recipe) == recipe
+
+
+def test_steps_are_seen_in_the_folder_while_the_run_goes_on(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
+) -> None:
+    """They are on the trainer's machine, and said on its log; at the end its own file takes their place."""
+    source, seen = FolderSource(folder), list[Look]()
+    launch(changes=["serve.replicas=1"], on_event=when("step 2", lambda: seen.append(source.look()), events))
+    assert (len(seen[0].frame), seen[0].going_on) == (2, True)
+    assert (len(source.look().frame), source.look().over) == (3, True)
 
 
 @pytest.mark.parametrize("phase", ["cancelling the replicas", "fetching the results"])
