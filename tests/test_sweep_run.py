@@ -61,11 +61,16 @@ def planned(tmp_path: Path, points: list[dict[str, Any]], **changes: Any) -> Swe
     return plan_sweep(data | changes, tmp_path)
 
 
-def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder given as the command line has it, relative to where it is called; the notebook is somewhere else."""
+    (tmp_path / "called").mkdir()
+    monkeypatch.chdir(tmp_path / "called")
     types = {"text": "007", "pair": (1, 2), "nothing": None, "flag": False}
     modes = ["fail", "die", "types", "die once", "idle"]
     points = [{"engine": "sim", "mode": mode, **(types if mode == "types" else {})} for mode in modes]
-    sweep, out = planned(tmp_path, points), SweepFolder(tmp_path / "out")
+    sweep, out = planned(tmp_path, points, limits={"jobs": 2}), SweepFolder(Path("out"))
     told: list[int] = []
     ended = run_sweep(sweep, out.path, lambda point, end, count: told.append(count))
     assert told == [1, 2, 3, 4, 5]
@@ -82,6 +87,8 @@ def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again
     assert typed.summary is not None
     assert typed.summary.steps == 12
 
+    assert Path.cwd() == tmp_path / "called"
+    assert (tmp_path / "mark").exists()  # a kernel is where its notebook is
     table = pd.read_parquet(out.table)
     assert table["parameter.mode"].tolist() == modes
     assert table["status"].tolist() == ["failed", "failed", "done", "done", "failed"]
