@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import sys
 import time
 from dataclasses import replace
@@ -48,6 +49,8 @@ if mode == "die once" and not Path("mark").exists():
 if mode == "sleep":
     time.sleep(600)
 if mode == "types":
+    import ipykernel
+    assert ipykernel.get_connection_info(unpack=True)["transport"] == "ipc"  # no port that somebody else may take
     assert (text, pair, nothing, flag) == ("007", [1, 2], None, False), (text, pair, nothing, flag)
 if mode != "idle":
     run_point(recipe, folder)
@@ -115,7 +118,12 @@ def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_p
     points = [{"engine": "sim", "mode": mode} for mode in ("fail", "sleep")]
     sweep, out = planned(tmp_path, points, limits={"jobs": 2}), SweepFolder(tmp_path / "out")
 
+    threads: list[int] = []
+
     def stop(point: Point, ended: Ended, count: int) -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "rlkit.sweep_nursery" in child.cmdline() and child.ppid() == os.getpid():  # not one of its forks
+                threads.append(child.num_threads())
         raise KeyboardInterrupt
 
     before = set(psutil.Process().children(recursive=True))  # other tests' process pools leave a tracker behind
@@ -124,6 +132,7 @@ def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_p
         run_sweep(sweep, out.path, stop)
     assert time.monotonic() - began < 300  # the sleeper would have taken 600
     assert set(psutil.Process().children(recursive=True)) <= before
+    assert threads == [1]  # what forks has no thread that a fork would miss
     first, second = sweep.points
     assert read_ended(out, first) is not None
     assert read_ended(out, second) is None
