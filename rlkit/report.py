@@ -50,6 +50,10 @@ PATH_LISTS = frozenset({"runs", "recipes"})
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
 
+# Seconds until a kernel answers, and between a cell's end and its last output: a second or less, and a hundred times
+# that on cores that others use. A kernel that died is noticed at once.
+KERNEL_START_S, OUTPUT_S = 300, 60
+
 # What a cell raised comes back from the kernel as the name of its class and the message.
 _OURS = {kind.__name__: kind for kind in (RlkitError, BadInput, NotLogged, RunFailed)}
 
@@ -211,6 +215,8 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
 
     `parameters` as `checked_parameters` gives them.
     """
+    # Not papermill's `cwd`: that is the whole process's, and a sweep's notebooks run in threads beside each other.
+    place = {"metadata": {"path": str(notebook.parent.resolve())}}
     with TemporaryDirectory() as folder:
         # Papermill saves here as it goes: a kernel that dies cannot tell which cell it was in.
         progress = Path(folder) / notebook.name
@@ -219,7 +225,9 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
                 str(notebook),
                 str(progress),
                 parameters,
-                cwd=str(notebook.parent),
+                resources=place,
+                start_timeout=KERNEL_START_S,
+                iopub_timeout=OUTPUT_S,
                 progress_bar=False,
                 log_output=False,
                 extra_arguments=[_QUIET_KERNEL],

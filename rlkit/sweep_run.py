@@ -38,7 +38,7 @@ from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.report import KernelDied, checked_parameters, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
-from rlkit.sweep import Point, Sweep, load_sweep, next_point, parallel
+from rlkit.sweep import TOTAL, Point, Sweep, load_sweep, next_point, parallel
 from rlkit.sweep_kernels import Kernels
 from rlkit.sweep_table import Summary, column_of, results_table, summarise
 
@@ -126,7 +126,7 @@ def run_sweep(
     folder = SweepFolder(out)
     with _claimed(folder, sweep):
         # Where no point is rented there is no limit, and nothing is asked of the purse.
-        state = _State([], Purse(sweep.limits.usd or 0.0, "limits.usd"))
+        state = _State([], Purse(sweep.limits.usd or 0.0, TOTAL))
         for point in sweep.points:
             ended = read_ended(folder, point)
             state.purse.ended(point.key, _spent_so_far(folder, point) if ended is None else ended.spent_usd)
