@@ -16,6 +16,7 @@ What people look at while a run goes on, each pure with a thin shell of widgets:
     rlkit.live        rows in, panels out               rlkit.live_view    them as widgets, with stop and a limit
     rlkit.sketch      a figure as a small SVG           rlkit.live_source  a run's folder, or a trackio project
     rlkit.launch_plan a form's fields in, a plan out    rlkit.launch_form  it as widgets, and the start
+    rlkit.step_rows   a run's steps.jsonl as a frame
     rlkit.live_figures two figures of its own           rlkit.previous_run what changed since the run before
     rlkit.report_data what a report says, for machines
     rlkit.scoreboard  several runs in, one row a run out (scoreboard_text: tables to read)

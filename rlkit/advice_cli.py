@@ -92,7 +92,8 @@ def chase(
     learning: Learning = False,
     name: Annotated[str | None, typer.Option(help="The chase's folder, under runs/out/.")] = None,
     approve: Annotated[
-        bool, typer.Option("--approve", "--yes", help="Do not ask before each run on rented hardware.")
+        bool,
+        typer.Option("--approve", "--yes", help="Do not ask before each rented run; needs --spend-usd then."),
     ] = False,
     spend: Annotated[
         float | None,
@@ -129,7 +130,7 @@ def chase(
 
     try:
         with open_progress(terminal.err) as progress:
-            asked = (lambda price: True) if approve else terminal.agreed
+            asked = None if approve else terminal.agreed
             board = run_chase(board, recipe, place, progress, before, after, asked, spend_usd=spend)
     except (KeyboardInterrupt, SystemExit):
         kept = place.load()

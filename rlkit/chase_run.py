@@ -15,7 +15,8 @@ from rlkit.chase_folder import ChaseFolder, with_run
 from rlkit.counsel import Counsel, measured_figures
 from rlkit.diagnosis import Verdict
 from rlkit.engines import OnEvent
-from rlkit.engines.hf_purse import Purse, billed
+from rlkit.engines.base import Confirm, agree
+from rlkit.engines.hf_purse import Purse, billed, unbounded
 from rlkit.engines.state import has_finished, read_state
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.pace import logged_minutes
@@ -41,18 +42,22 @@ def chase(
     on_event: OnEvent = lambda event: None,
     before: Tell = lambda probe: None,
     after: Tell = lambda probe: None,
-    confirm: Callable[[object], bool] = lambda price: True,
+    confirm: Confirm | None = None,
     processes: int | None = None,
     spend_usd: float | None = None,
 ) -> Scoreboard:
     """Go on with a chase until it ends. `before` and `after` are told each run, `confirm` asked before one is rented.
 
-    Its rented runs cost at most `spend_usd` together: one that may cost more than is left ends the chase. Raises
-    RunFailed or BadInput when the first run cannot be; a later one that cannot ends there, and another change is tried.
+    Its rented runs cost at most `spend_usd` together: one that may cost more than is left ends the chase. Without
+    `confirm` nobody is asked, and they need that total. Raises RunFailed or BadInput when the first run cannot be; a
+    later one that cannot ends there, and another change is tried.
     """
+    if confirm is None or spend_usd is not None:
+        rented = {start.name: start} if start.engine == "hf" else {}
+        problem = unbounded(rented, f"with --yes up to {board.rules.max_runs} runs", spend_usd, SPEND)
+        if problem is not None:
+            raise BadInput(problem)
     purse = None if spend_usd is None else _purse(spend_usd, board, place)
-    if purse is not None and start.hardware.budget_usd is None:
-        raise BadInput(f"hardware.budget_usd: not set, and {SPEND} needs to know what a run may cost")
     place.save(board)
     while True:
         next_step = decide(board.probes, board.rules)
@@ -73,7 +78,7 @@ def chase(
             place.save(board)
             return board
         before(probe)
-        probe = _measured(probe, board, place, on_event, confirm, processes)
+        probe = _measured(probe, board, place, on_event, confirm or agree, processes)
         if purse is not None:
             purse.ended(probe.folder, _billed(probe, place))
         place.write_outcome(probe)
@@ -116,7 +121,7 @@ def _measured(
     board: Scoreboard,
     place: ChaseFolder,
     on_event: OnEvent,
-    confirm: Callable[[object], bool],
+    confirm: Confirm,
     processes: int | None,
 ) -> Probe:
     """The run, executed unless it is there already, with what it showed and the advice after it."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from rlkit.cause import Cause
 from rlkit.decoding import fixed_share
 from rlkit.judgement import PINNED
 from rlkit.recipe import Recipe
 from rlkit.replica_causes import slow_replica_cause, unbalanced_cause
 from rlkit.signals import Signals
-from rlkit.sizing import more_in_flight, queue_for, situation
+from rlkit.sizing import more_in_flight, queue_for, situation, slots
 from rlkit.waste_causes import connection_cause, crowded_cause, dropped_cause, is_crowded
 from rlkit.wording import percent
 
 # A replica that may hold less than half of the sequences it has slots for is idle on the client's account: decoding is
 # bound by memory bandwidth, more sequences in a step cost little. Published: 43 for each replica, then 128.
 IDLE_SLOTS = 0.5
-
-# vLLM's smallest default for max_num_seqs (0.31, a CPU; 256 or 1024 on GPUs), taken when the recipe leaves it open.
-DEFAULT_SLOTS = 128
 
 # A tenth more rollouts in flight pays more than a tenth more replicas while more than half of an iteration is the same
 # for one sequence as for all of them.
@@ -94,18 +89,11 @@ def _client_limits(signals: Signals, recipe: Recipe) -> bool:
     if capped and signals.admitted is None:
         return False  # the gauge still reads the limit, but the cap decides
     fixed = fixed_share(signals, recipe)
-    idle = limit <= IDLE_SLOTS * _slots(recipe) if fixed is None else fixed > MOSTLY_FIXED
-    return idle and (fixed is not None or _useful_inflight(signals, recipe) > limit)
-
-
-def _useful_inflight(signals: Signals, recipe: Recipe) -> int:
-    """The most rollouts in flight that still pay: a slot for each, and trained on before they are too stale."""
-    return math.floor(min(_slots(recipe), _samples_in_time(signals, recipe)))
-
-
-def _samples_in_time(signals: Signals, recipe: Recipe) -> float:
-    """Samples that are trained on before they are too stale, infinite when a step's size is unknown."""
-    return math.inf if signals.samples_per_step is None else recipe.fresh_samples(signals.samples_per_step)
+    if fixed is not None:
+        return fixed > MOSTLY_FIXED
+    now, most = situation(recipe, signals), slots(recipe)
+    in_time = most if now is None else min(most, now.window)  # more would only be thrown away
+    return limit < in_time and limit <= IDLE_SLOTS * most
 
 
 def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
@@ -127,8 +115,3 @@ def _raise_limit(signals: Signals, recipe: Recipe) -> Cause:
         seconds=signals.rollout_wait_s,
         alone=True,
     )
-
-
-def _slots(recipe: Recipe) -> int:
-    """Sequences that all replicas together may run at once."""
-    return (recipe.serve.max_num_seqs or DEFAULT_SLOTS) * recipe.serve.engines

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, LITTLE_LEVERAGE, NO_WAIT, flushed, held_back, leverage
-from rlkit.scoring import outlasts_a_sync, scores_all_the_time, scoring_words
+from rlkit.leverage import CATCHES_UP, FULL, LEAST_LEVERAGE, NO_WAIT, flushed, held_back, leverage
+from rlkit.scoring import outlasts_a_step, scores_all_the_time, scoring_words
 from rlkit.signals import TIMER_SLACK, Signals
 from rlkit.wording import number, percent
 
@@ -134,7 +134,7 @@ def _with_wait(signals: Signals, wait: float) -> Judgement:
     margin = weights[first] - weights[second]
     sure = _sure(margin, signals)
     about = f"{waits}, and {_queue_or_held_back(signals)}"
-    if weights[first] < (LITTLE_LEVERAGE if margin < NEAR else LEAST_LEVERAGE):
+    if weights[first] < LEAST_LEVERAGE:
         return Judgement("balanced", f"{about}: neither side is slower by much", "medium" if sure == "high" else "low")
     if first == "sync":
         what = percent(weights["sync"])
@@ -146,7 +146,8 @@ def _with_wait(signals: Signals, wait: float) -> Judgement:
             f"samples that are too old when the trainer comes to them ({dropped} thrown away for every 100 trained on)"
         )
         return Judgement(_side(first), f"{queue_words(signals)} of {stale}, and only so {waits}", "low")
-    agrees = {"trainer": queue == "full" or held_back(signals), "generation": queue == "empty" or wait >= LONG_WAIT}
+    ahead = wait < NO_WAIT and (queue == "full" or held_back(signals))
+    agrees = {"trainer": ahead, "generation": queue == "empty" or wait >= LONG_WAIT}
     if not agrees[first] and sure == "high":
         sure = "medium"
     return Judgement(_side(first), about, sure)
@@ -212,7 +213,7 @@ def _or_scoring(judgement: Judgement, signals: Signals) -> Judgement:
     """Scoring, where it is what generation waits for, or what goes on when a sync has ended."""
     if judgement.bound == "sync" and scores_all_the_time(signals):
         judgement = replace(judgement, confidence="low")
-        if not outlasts_a_sync(signals):
+        if not outlasts_a_step(signals):
             return judgement
     elif judgement.bound not in ("generation", "balanced"):
         return judgement

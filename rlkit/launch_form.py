@@ -70,7 +70,8 @@ class LaunchForm(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no typ
         for one in (self._recipe, self._folder, self._more, *self._fields.values()):
             one.layout.width = "420px"
         below = [self._more, self._folder, self._start, self._said, self._question]
-        left = widgets.VBox([self._recipe, *self._fields.values(), *below])
+        # As wide as its fields: a long sentence below them must not push the other column away.
+        left = widgets.VBox([self._recipe, *self._fields.values(), *below], layout={"width": "430px"})
         right = widgets.VBox([self._about, self._ahead], layout={"flex": "1 1 420px", "min_width": "0"})
         self._below = widgets.VBox([])
         both = widgets.HBox([left, right], layout={"flex_flow": "row wrap", "grid_gap": "8px 32px"})

@@ -21,28 +21,43 @@ TENTH_FASTER = 1 - 1 / 1.1
 # less than all.
 SAVED_OF_WAIT = 0.85
 
-# A trainer that waits for this part of the step beyond fetching has used up what generation is ahead of it: a faster
-# one waits more. Simulated runs of equal sides: at 1.5 % little of the trainer's leverage is left, at 0.2 % nearly all.
+# A trainer that waits for this part of the step beyond fetching has used up what generation is ahead of it: while a
+# sync is asked for, replicas still generate what it waits for.
 CATCHES_UP = 0.018
 
 # Fetching samples that are ready is never free; what every step waits, up to this part, is no want of samples. The
 # published trainer-bound runs fetch in under 1 % of the step, real ones on two cores in 1 %.
 FETCHING = 0.015
 
-# Samples of this many steps in the queue leave the trainer nothing to gain when it gets faster, of so many all: what is
-# ahead of it lasts over a burst. In simulated runs, with how large the queue may be making no difference.
-NOTHING_AHEAD_STEPS = 1.0
-WHOLLY_AHEAD_STEPS = 3.0
+# With this many steps' samples in the queue a faster trainer has half to gain of what it would with a full one: what is
+# ahead of it lasts over some of generation's bursts. With more it comes near to all as the fourth power. In simulated
+# runs the trainer's own wait says nothing beyond that.
+HALF_AHEAD_STEPS = 1.8
+AHEAD_POWER = 4.0
 
-# A queue that may hold no more than that is ahead once it is nearly full, and is not below this.
+# Rollouts that are held back in every step are ahead of any trainer, however small the queue; in fewer steps than this
+# part, what else there is decides. While finished rollouts wait for room, those in flight go on: a short while of it
+# costs generation nothing. Held back for the first of these parts of all time says nothing yet, for the second all.
+OFTEN_BLOCKED = 0.9
+BRIEFLY_HELD = 0.6
+LONG_HELD = 0.8
+
+# So many samples thrown away for each trained on, while others are held back, are more than the trainer could use.
+MANY_SPARE = 0.5
+
+# A queue whose steps are not known is ahead once it is nearly full, and is not below this.
 NOTHING_AHEAD = 0.4
 WHOLLY_AHEAD = 0.9
 
+# Of a queue that is used up within a step, or not logged, nobody knows.
+UNKNOWN_AHEAD = 0.5
+
+# Faster replicas also generate more that is thrown away: of their leverage this part, for each sample thrown away per
+# sample trained on, up to one.
+FOR_THE_BIN = 0.2
+
 # A side with less leverage gains less than 2 % when it gets a tenth faster: nothing in particular bounds the run.
 LEAST_LEVERAGE = 0.02 / TENTH_FASTER
-
-# Two sides that are as good as each other, and hardly better than that, do not bound a run either.
-LITTLE_LEVERAGE = 0.025 / TENTH_FASTER
 
 # Rollouts held back in most of the steps: generation is ahead of the trainer, whatever the queue's average. Real
 # trainer-bound run: in all of them; generation-bound and learning runs: in none.
@@ -90,9 +105,10 @@ def leverage(signals: Signals) -> dict[str, float] | None:
     caught_up = min(1.0, starved / CATCHES_UP)
     goes_on = min(sync, STILL_GENERATING * (signals.pause_share or 0.0))
     more = 1.0 + MORE_OF_FULL_CACHE * _full_cache(signals)
+    useful = 1.0 - FOR_THE_BIN * min(1.0, signals.dropped_per_trained or 0.0)
     return {
-        "trainer": busy * _ahead(signals) * (1.0 - caught_up),
-        "generation": min(more * (1.0 - sync + goes_on), SAVED_OF_WAIT * starved / TENTH_FASTER),
+        "trainer": busy * _ahead(signals),
+        "generation": useful * min(more * (1.0 - sync + goes_on), SAVED_OF_WAIT * starved / TENTH_FASTER),
         "sync": sync - goes_on * caught_up,
     }
 
@@ -113,17 +129,35 @@ def _full_cache(signals: Signals) -> float:
     """How much of the time the fullest replica's cache is full, 0 to 1, where that is what holds requests up."""
     if signals.kv_cache_usage is None or not is_crowded(signals):
         return 0.0
-    return min(1.0, max(0.0, (signals.kv_cache_usage - FULL_CACHE) / (1.0 - FULL_CACHE)))
+    return _ramp(signals.kv_cache_usage, FULL_CACHE, 1.0)
 
 
 def _ahead(signals: Signals) -> float:
-    """How far generation is ahead of the trainer, 0 to 1."""
-    if held_back(signals):
-        return 1.0
-    if signals.queue_fill is None:
-        return 0.5  # nobody knows
-    full = (signals.queue_fill - NOTHING_AHEAD) / (WHOLLY_AHEAD - NOTHING_AHEAD)
-    if signals.queue_size is None or not signals.samples_per_step:
-        return min(1.0, max(0.0, full))
-    steps = signals.queue_size / signals.samples_per_step
-    return min(1.0, max(0.0, full, (steps - NOTHING_AHEAD_STEPS) / (WHOLLY_AHEAD_STEPS - NOTHING_AHEAD_STEPS)))
+    """How far generation is ahead of the trainer, 0 to 1: by what lies in the queue, or held back in front of it."""
+    blocked, fill = signals.blocked_steps, signals.queue_fill
+    full = 0.0 if fill is None else _ramp(fill, NOTHING_AHEAD, WHOLLY_AHEAD)
+    if fill is None:
+        lying = UNKNOWN_AHEAD
+    elif signals.queue_size is not None and signals.samples_per_step:
+        steps = (signals.queue_size / signals.samples_per_step) ** AHEAD_POWER
+        lying = steps / (steps + HALF_AHEAD_STEPS**AHEAD_POWER)
+        lying = lying if blocked is not None else max(lying, full)
+    else:
+        lying = full
+    return 1.0 - (1.0 - lying) * (1.0 - _kept_waiting(signals))
+
+
+def _kept_waiting(signals: Signals) -> float:
+    """How much of its time generation does without what it could make, for want of room in the queue, 0 to 1."""
+    blocked = signals.blocked_steps or 0.0
+    held = blocked * ((signals.backpressure_s or 0.0) / signals.step_s if signals.step_s else 0.0)
+    spare = signals.dropped_per_trained or 0.0
+    return max(
+        _ramp(blocked, OFTEN_BLOCKED, 1.0),
+        _ramp(min(blocked, held), BRIEFLY_HELD, LONG_HELD),
+        _ramp(spare, FLUSHED, MANY_SPARE) if held_back(signals) else 0.0,
+    )
+
+
+def _ramp(value: float, nothing: float, all_of_it: float) -> float:
+    return min(1.0, max(0.0, (value - nothing) / (all_of_it - nothing)))

@@ -6,11 +6,10 @@ rows come from is `live_source`'s business, the widgets are `live_view`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from html import escape
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -20,7 +19,6 @@ from rlkit.diagnosis import diagnose
 from rlkit.recipe import Recipe
 from rlkit.signals import column
 from rlkit.sketch import STYLE, sketch
-from rlkit.tracking import LoggedRow, tidy_frame
 
 Draw = Callable[[pd.DataFrame, Recipe | None], go.Figure]
 
@@ -58,24 +56,6 @@ class Look:
     at: datetime
     log: tuple[str, ...] = ()
     cap: str = ""
-
-
-def frame_of_rows(rows: Iterable[Mapping[str, Any]], last_at: datetime) -> pd.DataFrame:
-    """The tidy frame of steps.jsonl's rows, the last of which was written at `last_at`.
-
-    The file has no times of its own: each row is a perf/step_s before the next. A step that was run again after a
-    resume replaces the first attempt.
-    """
-    ordered = list(rows)
-    moments, moment = [], last_at
-    for row in reversed(ordered):
-        moments.append(moment)
-        moment -= timedelta(seconds=row.get("perf/step_s") or 0.0)
-    logged = [
-        LoggedRow(number, at.astimezone(UTC).isoformat(), row)
-        for number, (row, at) in enumerate(zip(ordered, reversed(moments), strict=True))
-    ]
-    return tidy_frame(logged)
 
 
 def panels(look: Look, drawn: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,10 +16,11 @@ from rlkit.admission import asked
 from rlkit.engines.state import is_going_on, read_state, state_in_words
 from rlkit.engines.stopping import ask_to_stop
 from rlkit.errors import BadInput, NotLogged
-from rlkit.live import Look, frame_of_rows
+from rlkit.live import Look
 from rlkit.recipe import load_recipe
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
+from rlkit.step_rows import frame_of_rows, frame_of_steps
 from rlkit.tracking import load_run
 
 # Of a run that only trackio knows nobody says whether it ended; the slowest published run took 25 s a step.
@@ -108,8 +108,7 @@ class FolderSource:
             return self._saved() if not going_on else frame_of_rows([], datetime.now(UTC))
         version = (stat.st_size, stat.st_mtime_ns)
         if self._read is None or self._read[0] != version:
-            rows = list(_json_lines(self._folder.steps))
-            self._read = version, frame_of_rows(rows, datetime.fromtimestamp(stat.st_mtime, UTC))
+            self._read = version, frame_of_steps(self._folder.steps)
         return self._read[1]
 
     def _saved(self) -> pd.DataFrame:
@@ -155,15 +154,6 @@ def _status(folder: RunFolder, starting: bool, writing: bool) -> str:
     if starting:
         return "it is starting"
     return f"{state_in_words(folder)}, its report is being written" if writing else state_in_words(folder)
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as stream:
-        for line in stream:
-            with suppress(ValueError):  # the last one may be half written
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
 
 
 def _last_json(path: Path) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class LiveView(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         while look is None or not look.over:
             time.sleep(self._every_s)
             look = self.refresh()
+        self._said.value = ""  # what was asked for while it went on is no longer so
         if self._on_over is not None:
             self._on_over()
 

@@ -44,6 +44,10 @@ NOTEBOOK_ONLY_TAG = "notebook-only"  # introductions that a reader of the result
 # The kernel shares our stderr; what it says there (no encryption on localhost, interrupted at its end) helps nobody.
 _QUIET_KERNEL = "--IPKernelApp.log_level=CRITICAL"
 
+# Seconds until a kernel answers, and between a cell's end and its last output: a second or less, and a hundred times
+# that on cores that others use. A kernel that died is noticed at once.
+KERNEL_START_S, OUTPUT_S = 300, 60
+
 # What a cell raised comes back from the kernel as the name of its class and the message.
 _OURS = {kind.__name__: kind for kind in (RlkitError, BadInput, NotLogged, RunFailed)}
 
@@ -150,6 +154,8 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
 
     `parameters` as `checked_parameters` gives them.
     """
+    # Not papermill's `cwd`: that is the whole process's, and a sweep's notebooks run in threads beside each other.
+    place = {"metadata": {"path": str(notebook.parent.resolve())}}
     with TemporaryDirectory() as folder:
         # Papermill saves here as it goes: a kernel that dies cannot tell which cell it was in.
         progress = Path(folder) / notebook.name
@@ -158,9 +164,9 @@ def execute_notebook(notebook: Path, parameters: dict[str, Any], **client: Any) 
                 str(notebook),
                 str(progress),
                 parameters,
-                # Not papermill's own `cwd`: it takes this whole process there while the notebook runs, and the points
-                # of a sweep that run beside it would find their relative paths nowhere.
-                resources={"metadata": {"path": str(notebook.parent.resolve())}},
+                resources=place,
+                start_timeout=KERNEL_START_S,
+                iopub_timeout=OUTPUT_S,
                 progress_bar=False,
                 log_output=False,
                 extra_arguments=[_QUIET_KERNEL],

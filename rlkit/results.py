@@ -45,9 +45,11 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     """A run and its recipe from its folder: the saved metrics, else trackio's. Raises BadInput.
 
     Metrics that were saved at an interruption are passed over while the run goes on, or when its engine was killed.
+    Until those of a rented run are fetched there are the steps that its trainer said.
     """
     from rlkit.engines.state import read_state, state_in_words
-    from rlkit.tracking import load_frame, load_run
+    from rlkit.step_rows import frame_of_steps
+    from rlkit.tracking import Run, load_frame, load_run
 
     if not folder.recipe.is_file():
         raise BadInput(f"{folder.path}: not a run folder, it has no {folder.recipe.name}")
@@ -58,6 +60,9 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
         return load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder)), recipe
     except NotLogged:
         if folder.steps.exists() and folder.steps.stat().st_size > 0:
+            if recipe.engine == "hf":
+                frame = frame_of_steps(folder.steps)
+                return Run(recipe.tracking.project, folder.name, "", {}, recipe, frame), recipe
             raise  # it has logged steps, but not where they are looked for now
         raise BadInput(f"{folder.path}: the run has no step yet; {state_in_words(folder)}") from None
 

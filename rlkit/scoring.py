@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit.leverage import FLUSHED, NO_WAIT, held_back
+from rlkit.leverage import NO_WAIT, held_back
 from rlkit.signals import Signals
 from rlkit.wording import percent
 
@@ -32,16 +32,16 @@ def scores_all_the_time(signals: Signals) -> bool:
     return (signals.score_blocked_steps or 0.0) >= SCORES_MOSTLY_BLOCKED and not signals.blocked_steps
 
 
-def outlasts_a_sync(signals: Signals) -> bool:
-    """Whether groups wait for the reward longer than a sync takes, which stops generation and not the scoring.
+def outlasts_a_step(signals: Signals) -> bool:
+    """Whether groups wait for the reward longer than a step takes, the sync that stops generation included.
 
     A line that a sync works off is one that generation made in a burst; one in front of a reward that is not always
     being computed waits for room in the queue.
     """
-    sync, wait = signals.weight_sync_s, signals.score_wait_s
+    step, wait = signals.step_s, signals.score_wait_s
     if signals.score_busy is None or signals.score_busy < SCORING_BUSY:
         return False
-    return sync is not None and wait is not None and wait >= sync and (signals.dropped_per_trained or 0.0) < FLUSHED
+    return step is not None and wait is not None and wait >= step
 
 
 def scoring_words(signals: Signals) -> str:

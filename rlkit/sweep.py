@@ -29,6 +29,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlkit import __version__
+from rlkit.engines.hf_purse import unbounded
 from rlkit.errors import BadInput
 from rlkit.notebook_parameters import checked_parameters, declared_parameters
 from rlkit.recipe import Recipe, parse_recipe
@@ -36,6 +37,9 @@ from rlkit.recipe_layers import Layer, is_grid, merge_layers, parse_yaml, printa
 from rlkit.refusals import refusals, shown
 
 POINT_NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "point.ipynb"
+
+# What the total of a sweep's rented points is called where it is set.
+TOTAL = "limits.usd"
 
 # The parameters that the sweep itself gives to the notebook of a point.
 OWN_PARAMETERS = ("recipe", "folder")
@@ -306,12 +310,10 @@ def _check_types(notebook: Path, parameters: Mapping[str, Any], source: str) -> 
 
 
 def _check_budget(points: Sequence[Point], limits: Limits, source: str) -> None:
-    rented = [point for point in points if point.recipe.engine == "hf"]
-    if rented and limits.usd is None:
-        raise BadInput(f"{source}: limits.usd: missing, and {len(rented)} points run on rented hardware (engine hf)")
-    unbound = next((point for point in rented if point.recipe.hardware.budget_usd is None), None)
-    if unbound is not None:
-        raise BadInput(f"{source}: hardware.budget_usd: not set, and point {unbound.number} runs on engine hf")
+    rented = {f"point {point.number}": point.recipe for point in points if point.recipe.engine == "hf"}
+    problem = unbounded(rented, f"{len(rented)} points", limits.usd, TOTAL)
+    if problem is not None:
+        raise BadInput(f"{source}: {problem}")
 
 
 def _digest(content: bytes) -> str:

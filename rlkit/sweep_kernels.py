@@ -1,6 +1,7 @@
 """The kernels of a sweep: started for papermill, one for each point, and all stopped at once.
 
-A simulated point's kernel is forked (`rlkit.sweep_nursery`), any other is started as papermill would.
+A simulated point's kernel is forked (`rlkit.sweep_nursery`), any other is started as papermill would. They are spoken
+to through sockets in a folder: five TCP ports that are free when a kernel is asked for need not be when it binds them.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +30,9 @@ from rlkit.sweep_nursery import Nursery, can_fork
 # After an interrupt the engine in a kernel ends its jobs; vLLM takes a few seconds to release its sockets.
 GRACE_S = 20.0
 LOOK_EVERY_S = 0.05
+
+# A socket's path has room for 104 bytes on macOS; mkdtemp's name and ours take thirty of them.
+ROOM_FOR_SOCKETS = 70
 
 # nbclient's words, in papermill's log, for a kernel that ended before it was ready: one that was being stopped has to.
 _NEVER_READY = "Error occurred while starting new kernel client"
@@ -41,6 +48,7 @@ class Kernels:
     def __init__(self) -> None:
         self.stopping = False
         self.nursery = Nursery()
+        self._sockets = Path(tempfile.mkdtemp(prefix="rlkit-"))
         self._processes: set[psutil.Process] = set()
         self._guard = threading.Lock()
 
@@ -52,6 +60,8 @@ class Kernels:
             async def start_kernel(self, **options: Any) -> None:
                 if kernels.stopping:
                     raise RunFailed("the sweep was stopped")
+                if len(str(kernels._sockets)) <= ROOM_FOR_SOCKETS:
+                    self.transport, self.ip = "ipc", str(kernels._sockets / uuid.uuid4().hex[:8])
                 if forked and self.kernel_spec is not None and can_fork(self.kernel_spec.argv):
                     self.kernel_id = str(uuid.uuid4())
                     self.provisioner = _Forked(kernels.nursery, self)
@@ -89,6 +99,7 @@ class Kernels:
         self._signal(signal.SIGKILL)
         logging.getLogger("papermill").removeFilter(_not_of_a_stop)
         self.nursery.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with self._guard:

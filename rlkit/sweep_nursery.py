@@ -33,8 +33,14 @@ WARM = (
     *("huggingface_hub", "gradio_client", "fsspec", "starlette", "uvicorn", "PIL.Image", "multiprocessing"),
 )
 
-# What starts threads when it is imported, told not to: a fork has only the one that forks.
-SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+# What starts threads when it is imported, told not to: a fork has only the one that forks. Arrow loads its jemalloc,
+# which has a thread, whatever pool it then takes.
+SINGLE_THREADED = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 # Plotly looks for a notebook when it is imported, and here there is none yet: a figure would be shown as its repr.
 NOTEBOOK_FIGURES = {"PLOTLY_RENDERER": "plotly_mimetype"}

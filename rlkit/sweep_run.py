@@ -28,7 +28,7 @@ from rlkit.notebook_parameters import checked_parameters
 from rlkit.report import KernelDied, execute_notebook, render, render_notebook, write_page
 from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
-from rlkit.sweep import Point, Sweep, load_sweep, next_point, parallel
+from rlkit.sweep import TOTAL, Point, Sweep, load_sweep, next_point, parallel
 from rlkit.sweep_current import INDEX
 from rlkit.sweep_folder import Ended, Status, Summary, SweepFolder, claimed, in_words, read_ended, write_json
 from rlkit.sweep_kernels import Kernels
@@ -62,7 +62,7 @@ def run_sweep(
     folder = SweepFolder(out)
     with claimed(folder, sweep):
         # Where no point is rented there is no limit, and nothing is asked of the purse.
-        state = _State([], Purse(sweep.limits.usd or 0.0, "limits.usd"))
+        state = _State([], Purse(sweep.limits.usd or 0.0, TOTAL))
         for point in sweep.points:
             ended = read_ended(folder, point)
             state.purse.ended(point.key, _spent_so_far(folder, point) if ended is None else ended.spent_usd)

@@ -152,15 +152,16 @@ def print_ledger(entries: list[Entry]) -> None:
     print_table(table)
 
 
-def print_score(half: str, score: Score) -> None:
-    """How often one half's verdicts are right, and their probabilities; what is taken for what."""
+def print_score(name: str, score: Score) -> None:
+    """How often the verdicts of a half, or of all, are right, and their probabilities; what is taken for what."""
 
     def part(fraction: float | None) -> str:
         return "none to count" if fraction is None else f"{fraction:.1%}"
 
-    say(f"{half}: {score.runs} runs", style="bold")
+    say(f"{name}: {score.runs} runs", style="bold")
     say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
     say(f"               {part(score.side_as_good)} with sides that are as good: within half a percent of the best")
+    say(f"               {part(score.side_of_one_run)} are shown by the run's own interventions, one seed alone")
     say(f"  cause right  {part(score.cause_right)} of them, {part(score.cause_as_good)} with causes as good")
     say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
     say("  claimed, runs, right")

@@ -10,10 +10,10 @@ from rlkit.judgement import (
     queue_words,
     wait_words,
 )
-from rlkit.leverage import CATCHES_UP, FULL, NO_WAIT, held_back
+from rlkit.leverage import CATCHES_UP, FULL, HALF_AHEAD_STEPS, NO_WAIT, held_back
 from rlkit.scoring import IMPOSSIBLE_BUSY, SCORING_BUSY
 from rlkit.signals import TIMER_SLACK, Signals
-from rlkit.wording import percent
+from rlkit.wording import number, percent
 
 # Requests inside the servers cannot be more than were admitted, but for the moment between two readings.
 READING_SLACK = 1.1
@@ -24,8 +24,8 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
     match judgement.bound:
         case "trainer":
             return (
-                f"It would be another verdict if the trainer waited for more than {percent(CATCHES_UP)} of the step, "
-                "or the weight sync took longer than computing."
+                f"It would be another verdict if the queue held less than {number(HALF_AHEAD_STEPS)} steps' samples "
+                "and finished rollouts were not held back all the time, or the weight sync took longer than computing."
             )
         case "generation":
             return (
@@ -45,7 +45,7 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
         case "balanced":
             return (
                 f"It would be generation's with a wait of over {percent(2 * CATCHES_UP)} of the step, and the "
-                f"trainer's with none and a queue above {percent(FULL)} of a full one."
+                f"trainer's with more than {number(HALF_AHEAD_STEPS)} steps' samples in the queue."
             )
         case "stalled":
             return "It would be another verdict as soon as steps are logged again at their usual pace."

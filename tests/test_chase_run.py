@@ -165,8 +165,32 @@ def test_rented_runs_end_where_one_more_may_cost_too_much(tmp_path: Path, monkey
     done = chase(done, recipe, place, processes=1, spend_usd=21.0)
     assert launched == ["chase-it-1", "chase-it-2"]
     assert "--spend-usd" not in done.stopped
-    with pytest.raises(BadInput, match=r"hardware\.budget_usd: not set, and --spend-usd needs"):
-        chase(board(toy("engine=hf"), 15), toy("engine=hf"), place, processes=1, spend_usd=21.0)
+
+
+def test_rented_runs_that_nobody_is_asked_about_need_a_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_once, "launch", None)  # nothing is started
+
+    def refused(*words: str) -> str:
+        recipe = str(RUNS / "published" / "r1-dp2.yaml")
+        result = CliRunner().invoke(cli.app, ["chase", recipe, "--max-runs", "3", *words])
+        assert result.exit_code == 2, result.output
+        assert not (tmp_path / "runs").exists()
+        return result.stderr
+
+    no_total = "error: --spend-usd: missing, and with --yes up to 3 runs are on rented hardware (engine hf)\n"
+    assert refused("--yes") == no_total
+    assert refused("--yes", "--set", "hardware.budget_usd=9") == no_total
+    no_budget = "error: hardware.budget_usd: not set, and r1-dp2 runs on engine hf\n"
+    assert refused("--yes", "--spend-usd", "9") == no_budget
+    assert refused("--spend-usd", "9") == no_budget
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_total_asks_nothing_of_a_chase_that_costs_nothing(tmp_path: Path) -> None:
+    place = ChaseFolder(tmp_path / "chase-it")
+    done = chase(board(toy(), 15, Rules(max_runs=1)), toy(), place, processes=1, spend_usd=0.01)
+    assert done.probes[0].figures is not None
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -428,7 +428,7 @@ def test_an_unknown_queue_size_asks_for_the_recipe() -> None:
     [
         (0.0, 200.0, None, "trainer"),
         (0.01, 140.0, None, "trainer"),  # 0.5 % of the step, 62 % of a full reading
-        (0.09, 140.0, None, "generation"),  # 4.5 %: all that the trainer could still gain by generation
+        (0.09, 140.0, None, "trainer"),  # 4.5 % with two steps' samples ready: fetching
         (0.0, 100.0, None, "trainer"),  # never short of samples, and 45 % of a full reading ahead
         (0.06, 60.0, None, "balanced"),
         (0.0, 5.0, None, "balanced"),
@@ -437,7 +437,7 @@ def test_an_unknown_queue_size_asks_for_the_recipe() -> None:
         (0.0, None, None, "balanced"),
         (0.12, 5.0, None, "generation"),
         (0.12, 100.0, None, "generation"),
-        (0.12, 180.0, None, "generation"),
+        (0.12, 180.0, None, "trainer"),
         (0.12, 220.0, None, "undetermined"),
         (0.5, 5.0, None, "generation"),
         (0.5, 100.0, None, "generation"),
@@ -452,6 +452,16 @@ def test_wait_and_queue_decide(wait: float | None, queue: float | None, blocked:
     frame = flat_frame(perf__rollout_wait_s=wait, sample__rollout_queue_size=queue, rollout__backpressure_s=blocked)
 
     assert diagnose(frame, local_recipe()).bound == bound
+
+
+def test_a_trainer_that_waits_in_front_of_a_filled_queue_is_not_surely_the_slower_side() -> None:
+    sure, doubtful = (
+        diagnose(flat_frame(perf__rollout_wait_s=wait, sample__rollout_queue_size=200.0), local_recipe())
+        for wait in (0.0, 0.12)
+    )
+
+    assert (sure.bound, sure.confidence) == ("trainer", "high")
+    assert (doubtful.bound, doubtful.confidence) == ("trainer", "medium")
 
 
 def test_headlines_tell_both_signs() -> None:

@@ -90,7 +90,8 @@ def test_parameters_that_are_no_recipe_are_refused_at_once(tmp_path: Path) -> No
         LaunchForm(str(LOCAL), ["train.steps=none"], str(tmp_path))
 
 
-def test_a_run_started_in_the_background_is_watched_to_its_end(tmp_path: Path) -> None:
+def test_a_run_started_in_the_background_is_watched_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a Jupyter kernel
     folder = RunFolder(tmp_path / "run")
     child = start_in_background(load_recipe(LOCAL, ["engine=sim", "train.steps=8", "name=mine"]), folder, report=False)
     source = FolderSource(folder, child)
@@ -99,6 +100,7 @@ def test_a_run_started_in_the_background_is_watched_to_its_end(tmp_path: Path) -
     assert child.wait(120) == 0
     assert (source.look().over, source.look().status, len(source.look().frame)) == (True, "it finished", 8)
     assert any("8 steps in" in line for line in folder.engine_log.read_text().splitlines())
+    assert "\x1b" not in folder.engine_log.read_text()
 
 
 def test_a_rented_run_is_not_started_where_nobody_is_asked(tmp_path: Path) -> None:

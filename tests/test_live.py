@@ -17,10 +17,11 @@ from recorded_runs import recipe, recorded
 
 from rlkit.engines import launch
 from rlkit.errors import BadInput
-from rlkit.live import FIGURES, PANELS, Look, changed, frame_of_rows, page, panels, progress, seconds_left
+from rlkit.live import FIGURES, PANELS, Look, changed, page, panels, progress, seconds_left
 from rlkit.live_source import FolderSource, ProjectSource
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
+from rlkit.step_rows import frame_of_rows
 from rlkit.tracking import write_run
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -22,6 +22,8 @@ def test_it_follows_a_run_to_its_end_in_a_thread(tmp_path: Path) -> None:
     grown = threading.Event()
     view._panel["progress"].observe(lambda change: grown.set() if "Step 6 of" in change["new"] else None, "value")
     view.watch()
+    view._lift.click()
+    assert "the recipe's own cap is in force again" in view._said.value.replace("&#x27;", "'")
     with folder.steps.open("a") as lines:
         lines.write(json.dumps(rows()[5]) + "\n")
     assert grown.wait(30)
@@ -29,6 +31,7 @@ def test_it_follows_a_run_to_its_end_in_a_thread(tmp_path: Path) -> None:
     assert view.wait(30)
     assert "it finished" in view._panel["progress"].value
     assert view._stop.disabled
+    assert view._said.value == ""
 
 
 def test_what_is_saved_is_the_last_state_as_plain_html(tmp_path: Path) -> None:

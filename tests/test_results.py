@@ -53,6 +53,17 @@ def test_what_an_interrupted_run_logged_is_kept(folder: RunFolder) -> None:
     assert len(load_frame(folder.metrics).frame) == 2
 
 
+def test_a_rented_run_that_goes_on_has_the_steps_its_trainer_said(folder: RunFolder) -> None:
+    rented = RECIPE.with_overrides(["engine=hf", "hardware.trainer=h200", "hardware.replica=h200"])
+    folder.recipe.write_text(rented.to_yaml())
+    with pytest.raises(BadInput, match="the run has no step yet"):
+        read_run(folder)
+    folder.steps.write_text('{"global_step": 1, "reward": 0.5}\n{"global_step": 2, "rew')
+    run, recipe = read_run(folder)
+    assert (run.project, run.name, run.recipe) == (rented.tracking.project, "mine", recipe)
+    assert run.frame["reward"].to_dict() == {1: 0.5}
+
+
 def test_steps_that_trackio_lost_are_taken_from_the_trainers_own_lines(folder: RunFolder) -> None:
     frame = recorded("trainer-bound-run").head(6).drop(columns="timestamp").reset_index().astype(float)
     rows = [{str(key): value for key, value in row.items() if value == value} for row in frame.to_dict("records")]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlkit.judgement import judge
-from rlkit.scoring import outlasts_a_sync
+from rlkit.scoring import outlasts_a_step
 from rlkit.signals import Signals
 
 SHARES = {"forward_backward": 0.2, "rollout_wait": 0.15, "weight_sync": 0.6, "optimizer": 0.05, "other": 0.0}
@@ -18,20 +18,19 @@ SLOW_REWARD = Signals(
 )  # fmt: skip
 
 
-def test_a_line_that_a_sync_does_not_work_off_is_the_reward_s() -> None:
-    judgement = judge(SLOW_REWARD)
+@pytest.mark.parametrize("dropped", [None, 0.4])
+def test_a_line_that_a_sync_does_not_work_off_is_the_reward_s(dropped: float | None) -> None:
+    judgement = judge(replace(SLOW_REWARD, dropped_per_trained=dropped))
 
     assert judgement.bound == "scoring"
     assert judgement.confidence == "low"
 
 
-@pytest.mark.parametrize(
-    "changed", [{"score_wait_s": 2.0}, {"score_busy": 0.7}, {"dropped_per_trained": 0.4}, {"score_wait_s": None}]
-)
+@pytest.mark.parametrize("changed", [{"score_wait_s": 2.0}, {"score_busy": 0.7}, {"score_wait_s": None}])
 def test_one_that_a_sync_works_off_is_the_sync_s(changed: dict[str, float | None]) -> None:
     signals = replace(SLOW_REWARD, **changed)  # type: ignore[arg-type]
 
-    assert not outlasts_a_sync(signals)
+    assert not outlasts_a_step(signals)
     judgement = judge(signals)
     assert judgement.bound == "sync"
 

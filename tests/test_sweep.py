@@ -191,7 +191,7 @@ def test_simulations_fill_the_cores_and_a_local_run_has_them_to_itself() -> None
 
 def test_rented_points_say_what_each_and_all_may_cost() -> None:
     hf = {"train.seed": [0, 1, 2], "hardware.budget_usd": [10]}
-    with pytest.raises(BadInput, match=r"limits\.usd: missing, and 3 points run on rented hardware"):
+    with pytest.raises(BadInput, match=r"limits\.usd: missing, and 3 points are on rented hardware"):
         planned(recipe=PUBLISHED, grid=hf)
     with pytest.raises(BadInput, match=r"hardware\.budget_usd: not set, and point 1 runs on engine hf"):
         planned(recipe=PUBLISHED, grid={"train.seed": [0]}, limits={"usd": 25})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import sys
 import time
 from dataclasses import replace
@@ -49,6 +50,8 @@ if mode == "die once" and not Path("mark").exists():
 if mode == "sleep":
     time.sleep(600)
 if mode == "types":
+    import ipykernel
+    assert ipykernel.get_connection_info(unpack=True)["transport"] == "ipc"  # no port that somebody else may take
     assert (text, pair, nothing, flag) == ("007", [1, 2], None, False), (text, pair, nothing, flag)
 if mode != "idle":
     run_point(recipe, folder)
@@ -62,11 +65,16 @@ def planned(tmp_path: Path, points: list[dict[str, Any]], **changes: Any) -> Swe
     return plan_sweep(data | changes, tmp_path)
 
 
-def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder given as the command line has it, relative to where it is called; the notebook is somewhere else."""
+    (tmp_path / "called").mkdir()
+    monkeypatch.chdir(tmp_path / "called")
     types = {"text": "007", "pair": (1, 2), "nothing": None, "flag": False}
     modes = ["fail", "die", "types", "die once", "idle"]
     points = [{"engine": "sim", "mode": mode, **(types if mode == "types" else {})} for mode in modes]
-    sweep, out = planned(tmp_path, points), SweepFolder(tmp_path / "out")
+    sweep, out = planned(tmp_path, points, limits={"jobs": 2}), SweepFolder(Path("out"))
     told: list[int] = []
     ended = run_sweep(sweep, out.path, lambda point, end, count: told.append(count))
     assert told == [1, 2, 3, 4, 5]
@@ -83,6 +91,8 @@ def test_failures_are_kept_and_stop_no_other_and_what_has_ended_is_not_run_again
     assert typed.summary is not None
     assert typed.summary.steps == 12
 
+    assert Path.cwd() == tmp_path / "called"
+    assert (tmp_path / "mark").exists()  # a kernel is where its notebook is
     table = pd.read_parquet(out.table)
     assert table["parameter.mode"].tolist() == modes
     assert table["status"].tolist() == ["failed", "failed", "done", "done", "failed"]
@@ -109,7 +119,12 @@ def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_p
     points = [{"engine": "sim", "mode": mode} for mode in ("fail", "sleep")]
     sweep, out = planned(tmp_path, points, limits={"jobs": 2}), SweepFolder(tmp_path / "out")
 
+    threads: list[int] = []
+
     def stop(point: Point, ended: Ended, count: int) -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "rlkit.sweep_nursery" in child.cmdline() and child.ppid() == os.getpid():  # not one of its forks
+                threads.append(child.num_threads())
         raise KeyboardInterrupt
 
     before = set(psutil.Process().children(recursive=True))  # other tests' process pools leave a tracker behind
@@ -118,6 +133,7 @@ def test_a_sweep_that_is_stopped_leaves_no_kernel_and_keeps_what_has_ended(tmp_p
         run_sweep(sweep, out.path, stop)
     assert time.monotonic() - began < 300  # the sleeper would have taken 600
     assert set(psutil.Process().children(recursive=True)) <= before
+    assert threads == [1]  # what forks has no thread that a fork would miss
     first, second = sweep.points
     assert read_ended(out, first) is not None
     assert read_ended(out, second) is None

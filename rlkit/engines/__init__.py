@@ -6,7 +6,7 @@ lock.py    one engine per run folder                state.py         whether the
 stopping.py  how a run is ended from outside      background.py  a run started beside a notebook's kernel
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 checkpoint.py  what a run in a folder resumes from
-step_lines.py  the steps that a trainer adds to its file
+step_lines.py  the steps that a trainer adds to its file, copied where it is elsewhere
 receivers.py  beside the replicas of a local run that pushes its adapters
 sim.py     no processes: the simulator in the place of all jobs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import threading
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
+
+# A Jupyter kernel asks its children for colours; in a log they are escape sequences, and a progress bar redraws itself.
+COLOURS = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
 
 
 def start_in_background(
@@ -31,7 +35,12 @@ def start_in_background(
             command = [sys.executable, "-m", "rlkit", "run", str(plan), "--folder", str(folder.path), "--yes"]
             command += [] if report else ["--no-report"]
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_ignore_interrupts
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={name: value for name, value in os.environ.items() if name not in COLOURS},
+                preexec_fn=_ignore_interrupts,
             )
     except OSError as error:
         raise BadInput(f"{folder.path}: cannot start a run here: {error.strerror}") from None

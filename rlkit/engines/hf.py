@@ -14,7 +14,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,13 +24,20 @@ from huggingface_hub import HfApi, JobInfo
 from rlkit.engines import hf_addresses
 from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.engines.checkpoint import claim_folder
-from rlkit.engines.hf_delivery import deliver, fetch
+from rlkit.engines.hf_delivery import deliver, fetch, refuse_a_taken_name
 from rlkit.engines.hf_fleet import Fleet, Started
 from rlkit.engines.hf_hub import FIRST_WAIT_S, Hub
-from rlkit.engines.hf_jobs import JobRequest, Place, network_group_of, replica_request, run_labels, trainer_request
+from rlkit.engines.hf_jobs import (
+    JobRequest,
+    Place,
+    network_group_of,
+    replica_request,
+    run_labels,
+    trainer_request,
+)
 from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_measured import as_measured
-from rlkit.engines.hf_money import hourly_prices, price_of, stop_reason
+from rlkit.engines.hf_money import hourly_prices, price_of, spent_before, stop_reason
 from rlkit.engines.hf_predict import predicted_step_s
 from rlkit.engines.hf_recovery import Replacements, Restarts, goes_on_without, is_way_broken
 from rlkit.engines.hf_trainer import LEASE_MARK, STEP_MARK
@@ -38,8 +45,10 @@ from rlkit.engines.hf_watch import Failure, Limits, phase_of, server_problem
 from rlkit.engines.hf_wheel import pack_wheel, wheel_path
 from rlkit.engines.lock import RunLock
 from rlkit.engines.state import read_state
+from rlkit.engines.step_lines import StepCopy
 from rlkit.engines.stopping import first_stop_held_back, sigterm_as_exit
 from rlkit.errors import BadInput, RlkitError, RunFailed
+from rlkit.price import usd_paid
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import HEALTH_TIMEOUT_S
@@ -78,7 +87,7 @@ def launch_hf(
         with _HfRun(recipe, folder, on_event, hub, options) as run:
             run.agree(confirm)
             claim_folder(recipe, folder)
-            lock.note("running", usd=run.usd)
+            lock.note("running", usd=run.noted_usd, launch=run.launch)
             with _noting_an_early_end(lock, run):
                 steps = run.execute()
             # The training is over: a run that is stopped from here on is complete, and is noted as such.
@@ -106,14 +115,21 @@ class _HfRun:
     def __init__(self, recipe: Recipe, folder: RunFolder, on_event: OnEvent, hub: Hub, options: HfOptions) -> None:
         self._recipe, self._folder, self._on_event, self._hub, self._options = recipe, folder, on_event, hub, options
         self._last_step = 0
-        # The budget is the run's, however often it is started.
-        self._spent_before = float(read_state(folder).get("usd") or 0.0)
         self._began = time.monotonic()
         self._renewed = 0.0
         self._lease_taken = self._training = False
         self._restarts, self._replacements = Restarts(), Replacements()
         self._told: set[str] = set()
+        self._steps = StepCopy(folder.steps)
         self._prices = hourly_prices(hub.prices())
+        jobs, state = hub.find(run_labels(recipe, folder.name)), read_state(folder)
+        self._left = _alive(jobs)  # that an earlier kernel started from this folder
+        launches = [(job.labels or {}).get("launch") for job in self._left]
+        self.launch = next((launch for launch in launches if launch), secrets.token_hex(4))
+        # The budget is the run's, however often it is started.
+        self._spent_before = spent_before(state, jobs, self._prices)
+        # What a next kernel adds this launch's Jobs to, should this one be killed.
+        self.noted_usd = (usd_paid(state) or 0.0) if self._left else self._spent_before
         limits = Limits(recipe.hardware.scheduling_minutes * 60, options.ready_s)
         self._fleet = Fleet(hub, limits, self._prices, on_event)
         self._jobs = self._fleet.jobs
@@ -135,14 +151,9 @@ class _HfRun:
         if self._recipe.transport.kind == "merged":
             raise BadInput("transport.kind: merged weights travel over NCCL, which no port of a Job carries; use lora")
         self._price = price_of(self._recipe, self._prices, predicted_step_s(self._recipe))
-        self._left = self._alive()  # Jobs that an earlier kernel started from this folder
-        # A folder that has been started in before may take over the Jobs it left.
-        if self._left and not self._folder.recipe.exists():
-            roles = ", ".join(f"{(job.labels or {}).get('role')} {job.id}" for job in self._left)
-            raise BadInput(
-                f"{self._folder.name}: Jobs of this run are going on ({roles}), and not from this folder; "
-                f"end them with `rlkit jobs cancel {self._folder.name}`, or choose another --name"
-            )
+        # A folder that has been started in before may take over the Jobs it left, and go on with what they kept.
+        if not self._folder.recipe.exists():
+            refuse_a_taken_name(self._hub, self._recipe.hardware.bucket, self._folder.name, self._left)
         if not self._left and not confirm(self._price):
             raise BadInput(f"{self._recipe.name}: not started ({self._price})")
 
@@ -163,7 +174,7 @@ class _HfRun:
             self._cancel_all()
             if place is not None:
                 with contextlib.suppress(RlkitError):
-                    fetch(self._hub, place, self._folder)  # what there is: the run can be continued, and read
+                    self._fetch()  # what there is: the run can be continued, and read
             raise
         return self._last_step
 
@@ -172,22 +183,20 @@ class _HfRun:
         self._phase("cancelling the replicas")
         self._cancel_all()
         self._phase("fetching the results")
-        fetch(self._hub, self._place, self._folder)
+        self._fetch()
 
-    def _alive(self) -> list[JobInfo]:
-        found = self._hub.find(run_labels(self._recipe, self._folder.name))
-        return [job for job in found if phase_of(job.status.stage) != "ended"]
+    def _fetch(self) -> None:
+        self._steps.close()
+        fetch(self._hub, self._place, self._folder)
 
     def _prepare(self, alive: list[JobInfo]) -> Place:
         recipe = self._recipe
-        launches = [(job.labels or {}).get("launch") for job in alive]
-        launch = next((launch for launch in launches if launch), secrets.token_hex(4))
-        group = network_group_of(recipe, launch)
+        group = network_group_of(recipe, self.launch)
         if alive:  # as they were started
             group = next((network.group for job in alive if (network := getattr(job, "network", None))), None)
         name, wheel = pack_wheel()
         path = wheel_path(name, wheel)
-        place = Place(self._hub.namespace, recipe.hardware.bucket, path, self._folder.name, launch, group)
+        place = Place(self._hub.namespace, recipe.hardware.bucket, path, self._folder.name, self.launch, group)
         measured, words = as_measured(recipe, self._hub.namespace)
         if words:
             self._on_event(Event("log", text=words))
@@ -268,18 +277,22 @@ class _HfRun:
         with log.open("a", encoding="utf-8") as file:
             for line in self._hub.follow(trainer.info.id):
                 if line.startswith(STEP_MARK):
-                    with contextlib.suppress(ValueError):
-                        self._step(json.loads(line.removeprefix(STEP_MARK)))
+                    self._step(line.removeprefix(STEP_MARK))
                 elif line == LEASE_MARK:
                     self._lease_taken = True
                 else:
                     file.write(line + "\n")
                     file.flush()
 
-    def _step(self, metrics: dict[str, Any]) -> None:
+    def _step(self, line: str) -> None:
+        try:
+            metrics: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return
         step = int(metrics.pop("global_step", 0))
         if step > self._last_step:  # a log that was taken up again says its steps again
             self._last_step = step
+            self._steps.add(line)  # whoever watches the run's folder sees it go on
             self._on_event(Event("step", step=step, total=self._recipe.train.steps, metrics=metrics))
 
     def _until(self, done: Callable[[], bool], expected: Started | None = None) -> None:
@@ -357,11 +370,15 @@ class _HfRun:
         """Every Job of the run, also one whose start was not confirmed."""
         unknown: list[str] = []
         with contextlib.suppress(Exception):
-            unknown = [job.id for job in self._alive()]
+            unknown = [job.id for job in _alive(self._hub.find(run_labels(self._recipe, self._folder.name)))]
         self._fleet.cancel_all(unknown)
 
     def _phase(self, text: str) -> None:
         self._on_event(Event("phase", text=text))
+
+
+def _alive(jobs: Iterable[JobInfo]) -> list[JobInfo]:
+    return [job for job in jobs if phase_of(job.status.stage) != "ended"]
 
 
 def _has_run(job: Started) -> bool:

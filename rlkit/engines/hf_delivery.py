@@ -1,18 +1,24 @@
-"""What a launch puts into the bucket before the Jobs start, and takes from it when they are over."""
+"""What a launch puts into the bucket before the Jobs start, and takes from it when they are over.
+
+A run's folder there goes by its name alone, so a name is one run's.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+
+from huggingface_hub import JobInfo
 
 from rlkit import machine
 from rlkit.engines.base import Event, OnEvent
 from rlkit.engines.hf_hub import Hub
-from rlkit.engines.hf_jobs import Place
+from rlkit.engines.hf_jobs import Place, run_folder
 from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_records import RECORDS
 from rlkit.engines.hf_replica import delivered_name
-from rlkit.errors import RunFailed
+from rlkit.errors import BadInput, RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.training.toy_task import MODEL_NAMES
@@ -32,6 +38,26 @@ def deliver(hub: Hub, recipe: Recipe, place: Place, wheel: bytes, on_event: OnEv
     if here is not None and not hub.listing(place.bucket_id, there):
         files += [(path, f"{there}/{path.relative_to(here)}") for path in sorted(here.rglob("*")) if path.is_file()]
     hub.put(place.bucket_id, files)
+
+
+def refuse_a_taken_name(hub: Hub, bucket: str, run: str, alive: Iterable[JobInfo]) -> None:
+    """Raise BadInput for a fresh run whose name another one has: it would take over its Jobs, or what they kept.
+
+    `alive` are the Jobs of that name. What a run keeps are its records and checkpoints, which new Jobs go on from.
+    """
+    roles = ", ".join(f"{(job.labels or {}).get('role')} {job.id}" for job in alive)
+    if roles:
+        raise BadInput(
+            f"{run}: Jobs of this run are going on ({roles}), and not from this folder; "
+            f"end them with `rlkit jobs cancel {run}`, or choose another --name"
+        )
+    bucket_id, prefix = f"{hub.namespace}/{bucket}", run_folder(run)
+    kept = hub.listing(bucket_id, prefix, new_bucket=True)
+    if any("/" in file.path.removeprefix(f"{prefix}/") for file in kept):
+        raise BadInput(
+            f"{run}: the bucket {bucket_id} holds a run of this name, and not from this folder; choose another "
+            f"--name, or delete it with `hf buckets rm {bucket_id}/{prefix} --recursive`"
+        )
 
 
 def fetch(hub: Hub, place: Place, folder: RunFolder) -> None:

@@ -143,12 +143,17 @@ class Hub:
         if paths:
             self._ask(f"deleting {prefix}", lambda: self.api.batch_bucket_files(bucket_id, delete=paths))
 
-    def listing(self, bucket_id: str, prefix: str) -> list[BucketFile]:
-        """Files under a folder of a bucket, none when there is no such folder."""
+    def listing(self, bucket_id: str, prefix: str, new_bucket: bool = False) -> list[BucketFile]:
+        """Files under a folder of a bucket, none when there is no such folder, nor the bucket if it may be new."""
 
         def ask() -> list[BucketFile]:
-            found = self.api.list_bucket_tree(bucket_id, prefix=prefix, recursive=True)
-            return [item for item in found if isinstance(item, BucketFile)]
+            try:
+                found = self.api.list_bucket_tree(bucket_id, prefix=prefix, recursive=True)
+                return [item for item in found if isinstance(item, BucketFile)]
+            except BucketNotFoundError:
+                if new_bucket:
+                    return []
+                raise
 
         return self._ask(f"listing {bucket_id}/{prefix}", ask)
 

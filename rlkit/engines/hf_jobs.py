@@ -62,7 +62,7 @@ class Place:
     @property
     def folder(self) -> str:
         """The run's folder in the bucket."""
-        return f"runs/{self.run}"
+        return run_folder(self.run)
 
     def mounted(self, path: str) -> str:
         """A path of the bucket as the Jobs see it."""
@@ -115,6 +115,11 @@ class JobRequest:
             ],
             "expose": list(self.expose) or None,
         }
+
+
+def run_folder(run: str) -> str:
+    """A run's folder in the bucket."""
+    return f"runs/{run}"
 
 
 def network_group_of(recipe: Recipe, launch: str) -> str | None:

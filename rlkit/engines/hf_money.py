@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from huggingface_hub import JobHardwareInfo, JobInfo
 
+from rlkit.engines.hf_watch import phase_of
 from rlkit.errors import BadInput
+from rlkit.price import usd_paid
 from rlkit.recipe import Recipe
 
 # How many of a list's units are in an hour; the Hub says "minute" today.
@@ -48,7 +51,9 @@ class Price:
     def __str__(self) -> str:
         text = f"${self.usd_per_hour:.2f} an hour"
         if self.usd is not None and self.hours is not None:
-            text += f", about ${self.usd:.2f} for the run ({self.hours:.1f} h predicted)"
+            # A run of a chase is a few minutes.
+            hours = f"{self.hours:.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
+            text += f", about ${self.usd:.2f} for the run ({hours} predicted)"
         return f"{text}, at most ${self.most_usd:.2f}"
 
 
@@ -77,6 +82,18 @@ def job_cost(job: JobInfo, prices: Mapping[str, float]) -> float | None:
 def spent(jobs: Iterable[JobInfo], prices: Mapping[str, float]) -> float:
     """Dollars all these Jobs have cost so far."""
     return sum(job_cost(job, prices) or 0.0 for job in jobs)
+
+
+def spent_before(state: Mapping[str, Any], jobs: Iterable[JobInfo], prices: Mapping[str, float]) -> float:
+    """Dollars that a run's earlier starts cost: as noted when they ended, else of Jobs that ended without their kernel.
+
+    `state` is the run's state.json, `jobs` are all of the run; one that goes on is the next kernel's to count.
+    """
+    noted = usd_paid(state) or 0.0
+    if state.get("status") != "running":
+        return noted
+    launched = [job for job in jobs if (job.labels or {}).get("launch") == state.get("launch")]
+    return noted + spent((job for job in launched if phase_of(job.status.stage) == "ended"), prices)
 
 
 def stop_reason(recipe: Recipe, spent_usd: float, hours: float) -> str | None:

@@ -1,8 +1,9 @@
 """Several runs on rented hardware within one total: who may start, and what is left. Pure.
 
-A run is bounded by its own `hardware.budget_usd`, which its engine keeps. It starts only when the total has all of that
-left, beside what the runs that go on may still take; what it did not spend is free again when it ends. A run is looked
-at every few seconds, so it may spend that much more than it was allowed: what counts is what it spent.
+Runs that nobody is asked about one by one need a total, and each a budget (`unbounded`). A run is bounded by its own
+`hardware.budget_usd`, which its engine keeps. It starts only when the total has all of that left, beside what the runs
+that go on may still take; what it did not spend is free again when it ends. A run is looked at every few seconds, so it
+may spend that much more than it was allowed: what counts is what it spent.
 """
 
 from __future__ import annotations
@@ -61,6 +62,18 @@ class Purse:
         """A run ended, having spent this much in all its starts; also one that ended before this purse was made."""
         self._set_aside.pop(run, None)
         self._spent[run] = usd
+
+
+def unbounded(rented: Mapping[str, Recipe], together: str, total_usd: float | None, limit: str) -> str | None:
+    """Why these runs may not start without somebody who agrees to each: nobody said what one, or all, may cost.
+
+    `rented` are the recipes on rented hardware by what each is called, `together` is what all are called, and `limit`
+    what the total is called where it is set. None: they may, or there is none.
+    """
+    if rented and total_usd is None:
+        return f"{limit}: missing, and {together} are on rented hardware (engine hf)"
+    name = next((name for name, recipe in rented.items() if recipe.hardware.budget_usd is None), None)
+    return None if name is None else f"hardware.budget_usd: not set, and {name} runs on engine hf"
 
 
 def billed(recipe: Recipe, state: Mapping[str, Any]) -> float:

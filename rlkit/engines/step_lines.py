@@ -1,7 +1,8 @@
-"""The lines that the trainer adds to steps.jsonl, as they come."""
+"""The lines that the trainer adds to steps.jsonl, as they come; and a copy of them where another machine trains."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +25,23 @@ class StepLines:
                     return
                 self._position += len(line)
                 yield line.decode().strip()
+
+
+class StepCopy:
+    """A steps.jsonl of the lines that another machine's trainer says, until it is closed for the trainer's own file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._closed = path, False
+        self._lock = threading.Lock()  # who hears the trainer is not who fetches the file
+
+    def add(self, line: str) -> None:
+        """One more line; nothing once the copy is closed."""
+        with self._lock:
+            if not self._closed:
+                with self._path.open("a", encoding="utf-8") as lines:
+                    lines.write(f"{line}\n")
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            self._closed = True

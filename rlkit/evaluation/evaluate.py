@@ -61,6 +61,7 @@ class Judged:
     probability: float
     near_sides: frozenset[str] = frozenset()  # whose gain is the largest but for SAME_GAIN; `none` where that is 2 %
     near_causes: frozenset[str] = frozenset()
+    own_side: str = ""  # whose gain is the largest in this run alone
 
     @property
     def side_right(self) -> bool:
@@ -88,13 +89,16 @@ class Judged:
 class Score:
     """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed.
 
-    `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest.
+    `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest. `side_of_one_run` is how
+    often a run's own interventions show the side that all seeds' do: somebody who had tried everything on this run
+    would be right so often.
     """
 
     runs: int
     bound_runs: int
     side_right: float | None
     side_as_good: float | None
+    side_of_one_run: float | None
     cause_right: float | None
     cause_as_good: float | None
     free_runs: int
@@ -160,12 +164,12 @@ def _simulate(job: tuple[Scenario, int, LabelStore]) -> None:
 def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
     """The runs of one scenario: one label, a verdict each."""
     sides = _means([run.sides for run in runs])
-    side = max(sides, key=lambda name: sides[name])
+    side = _best(sides)
     cause = side
-    of_side = [run.causes for run in runs if max(run.sides, key=lambda name: run.sides[name]) == side]
+    of_side = [run.causes for run in runs if _best(run.sides) == side]
     causes = _means(of_side)
     if causes:
-        cause = max(causes, key=lambda name: causes[name])
+        cause = _best(causes)
     near_causes = _near(causes, max(causes.values(), default=0.0)) | {cause}
     if runs[0].scenario.lacks_connections:
         names = {"in-flight": "connections"}
@@ -193,6 +197,7 @@ def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
                 probability=verdict.probability,
                 near_sides=near_sides,
                 near_causes=near_causes,
+                own_side=_best(run.sides),
             )
         )
     return judged
@@ -212,6 +217,7 @@ def score(judged: Sequence[Judged]) -> Score:
         bound_runs=len(bound),
         side_right=_fraction([run.side_right for run in bound]),
         side_as_good=_fraction([run.side_as_good for run in bound]),
+        side_of_one_run=_fraction([run.own_side == run.side for run in bound]),
         cause_right=_fraction([run.cause_right and run.side_right for run in bound]),
         cause_as_good=_fraction([run.cause_as_good and run.side_as_good for run in bound]),
         free_runs=len(free),
@@ -220,6 +226,10 @@ def score(judged: Sequence[Judged]) -> Score:
         confusion=_table([(run.side, run.bound) for run in judged]),
         causes=_table([(run.cause, run.named) for run in right_sides]),
     )
+
+
+def _best(gains: dict[str, float]) -> str:
+    return max(gains, key=lambda name: gains[name])
 
 
 def _first(verdict: Verdict) -> str:

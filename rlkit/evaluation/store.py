@@ -20,9 +20,9 @@ import pandas as pd
 from rlkit.evaluation.interventions import FIRST_STEPS, Labelled
 from rlkit.evaluation.scenarios import Scenario
 
-# What a simulated run and its label follow from, as files or folders of the package.
+# What a simulated run and its label follow from, as files or folders of the package: all that interventions.py imports
+# but the parsing of recipes, whose result is in the key.
 SIMULATES = (
-    "simulation",
     "admission",
     "serving/router.py",
     "serving/prefix_index.py",
@@ -31,6 +31,24 @@ SIMULATES = (
     "serving/adapter_commands.py",
     "serving/adapter_operation.py",
     "serving/adapter_replica.py",
+    "simulation/batches.py",
+    "simulation/constants.py",
+    "simulation/cores.py",
+    "simulation/events.py",
+    "simulation/fleet.py",
+    "simulation/frame.py",
+    "simulation/hardware.py",
+    "simulation/lengths.py",
+    "simulation/prompt_cache.py",
+    "simulation/recipes.py",
+    "simulation/replica.py",
+    "simulation/rollout.py",
+    "simulation/setup.py",
+    "simulation/simulate.py",
+    "simulation/sync.py",
+    "simulation/trainer.py",
+    "simulation/window.py",
+    "simulation/worker.py",
     "evaluation/interventions.py",
     "evaluation/paired.py",
 )

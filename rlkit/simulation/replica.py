@@ -120,7 +120,7 @@ class FluidReplica:
     @property
     def usage(self) -> float:
         """Part of the KV cache in use, 0 to 1."""
-        return min(1.0, self._used / self._blocks)
+        return min(1.0, max(0.0, self._used) / self._blocks)  # sums of fractions end a little beside 0
 
     def submit(self, now: float, sequence: Sequence) -> None:
         """Take a request in."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.engines.hf_purse import Purse, billed
+from rlkit.engines.hf_purse import Purse, billed, unbounded
 from rlkit.recipe import load_recipe
 
 RUNS = Path(__file__).parents[2] / "runs"
@@ -36,6 +36,17 @@ def test_run_that_is_started_again_needs_what_it_has_not_spent() -> None:
     purse.ended("a", 10.5)  # it was looked at when it had spent more than it should
     assert purse.refusal("a", 10.0) == "hardware.budget_usd: all of $10.00 are spent by this run"
     assert purse.free_usd == 0.0
+
+
+def test_runs_that_nobody_is_asked_about_need_a_total_and_a_budget_each() -> None:
+    bare = load_recipe(RUNS / "published" / "r1-dp2.yaml")
+    bound = bare.with_overrides(["hardware.budget_usd=7"])
+    missing = "limits.usd: missing, and 2 points are on rented hardware (engine hf)"
+    assert unbounded({"a": bound, "b": bare}, "2 points", None, "limits.usd") == missing
+    unset = "hardware.budget_usd: not set, and b runs on engine hf"
+    assert unbounded({"a": bound, "b": bare}, "2 points", 20.0, "limits.usd") == unset
+    assert unbounded({"a": bound}, "1 point", 20.0, "limits.usd") is None
+    assert unbounded({}, "0 points", None, "limits.usd") is None
 
 
 @pytest.mark.parametrize(("state", "usd"), [({"usd": 2.5}, 2.5), ({"usd": 0}, 0.0), ({}, 7.0)])

@@ -61,6 +61,8 @@ def test_a_label_is_the_mean_over_the_seeds() -> None:
     assert [(run.side, run.cause, run.half, run.bound) for run in judged] == [
         ("trainer", "rows", "report", "undetermined")
     ] * 2
+    assert [run.own_side for run in judged] == ["trainer", "generation"]
+    assert score(judged).side_of_one_run == 0.5
     assert judge_runs([Labelled(scenario, 0, frame, {"trainer": 0.01}, {"rows": 0.01})], "tuning")[0].side == "none"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,10 +42,35 @@ def test_whatever_changes_the_run_changes_its_key(monkeypatch: pytest.MonkeyPatc
     assert run_key(scenario, 0) == run_key(scenarios(1)[0], 0)
 
 
-def test_the_simulators_source_is_all_there() -> None:
+def test_all_that_a_label_follows_from_is_in_its_key() -> None:
     package = Path(store.__file__).parents[1]
+    listed = {file for name in store.SIMULATES for file in files(package / name)}
+    parsing = {package / name for name in PARSING}
 
-    assert all((package / name).exists() for name in store.SIMULATES)
+    assert imported_by(package / "evaluation" / "interventions.py") - parsing <= listed
+
+
+# Recipes are parsed by these; what comes out is in the key, as are the scenarios.
+PARSING = ("errors.py", "recipe.py", "recipe_layers.py", "refusals.py", "evaluation/scenarios.py")
+
+
+def files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*.py") if file.name != "__init__.py"] if path.is_dir() else [path]
+
+
+def imported_by(file: Path) -> set[Path]:
+    """The package's modules that a module imports, and itself."""
+    root, found, left = Path(store.__file__).parents[2], set[Path](), [file]
+    while left:
+        module = left.pop()
+        if module in found:
+            continue
+        found.add(module)
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlkit"):
+                names = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
+                left += [path for name in names if (path := root / f"{name.replace('.', '/')}.py").exists()]
+    return found
 
 
 def test_an_evaluation_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub.hub_server import EmulatedHub
+from hub.hub_server import HARDWARE, EmulatedHub
 from huggingface_hub import HfApi
 
 from rlkit.engines.base import Event
 from rlkit.engines.hf import HfOptions, launch_hf
+from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
@@ -74,25 +75,40 @@ def killed_between_replicas_and_trainer(hub: EmulatedHub, folder: RunFolder, lea
     assert not hub.of_role("trainer")
 
 
-def test_replica_nobody_needs_ends_itself(hub: EmulatedHub, folder: RunFolder) -> None:
+def options(api: HfApi) -> HfOptions:
+    train = ["python3", "-c", TRAIN]
+    return HfOptions(api=api, serve=SERVE, train=train, poll_s=0.05, lease_s=600, first_wait_s=0.01)
+
+
+def usd_of(hub: EmulatedHub) -> float:
+    """What all Jobs were billed."""
+    prices = {item["name"]: item["unitCostUSD"] / 60 for item in HARDWARE}
+    jobs = [job.describe() for job in hub.jobs.values()]
+    usd: float = sum(prices[job["flavor"]] * job["durations"]["runningSecs"] for job in jobs)
+    return usd
+
+
+def test_replica_nobody_needs_ends_itself(hub: EmulatedHub, api: HfApi, folder: RunFolder, recipe: Recipe) -> None:
     killed_between_replicas_and_trainer(hub, folder, lease_s=2)
     (replica,) = hub.of_role("replica")
     hub.until(lambda: replica.is_over, timeout_s=300)
     assert any("nobody renewed the lease" in line for line in replica.lines)
+    # What it cost meanwhile is the run's, whose next kernel knows of it.
+    launch_hf(recipe, folder, lambda event: None, options=options(api))
+    assert len(hub.of_role("replica")) == 2
+    assert read_state(folder)["usd"] == pytest.approx(usd_of(hub), abs=1e-3)
 
 
 def test_next_kernel_takes_over_what_is_left(
     hub: EmulatedHub, api: HfApi, folder: RunFolder, recipe: Recipe, tmp_path: Path
 ) -> None:
     killed_between_replicas_and_trainer(hub, folder, lease_s=600)
-    options = HfOptions(
-        api=api, serve=SERVE, train=["python3", "-c", TRAIN], poll_s=0.05, lease_s=600, first_wait_s=0.01
-    )
     elsewhere = RunFolder(tmp_path / "elsewhere" / "my-run")
     with pytest.raises(BadInput, match=r"Jobs of this run are going on \(replica .*rlkit jobs cancel my-run"):
-        launch_hf(recipe, elsewhere, lambda event: None, options=options)
+        launch_hf(recipe, elsewhere, lambda event: None, options=options(api))
     events: list[Event] = []
-    assert launch_hf(recipe, folder, events.append, options=options).steps == 1
+    assert launch_hf(recipe, folder, events.append, options=options(api)).steps == 1
     assert len(hub.of_role("replica")) == 1
     assert any("replica-0: taken over" in event.text for event in events)
     assert not hub.running()
+    assert read_state(folder)["usd"] == pytest.approx(usd_of(hub), abs=1e-3)

@@ -4,6 +4,7 @@ proxy; replicas are emulated ones, and the trainer is a few lines."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from rlkit.engines.hf_figures import Figures
 from rlkit.engines.hf_measured import keep_figures
 from rlkit.engines.state import read_state
 from rlkit.errors import BadInput
+from rlkit.live import Look
+from rlkit.live_source import FolderSource
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.run_folder import RunFolder
 
@@ -51,6 +54,16 @@ def test_run_from_launch_to_results(
     assert load_recipe(folder.recipe) == recipe
 
 
+def test_steps_are_seen_in_the_folder_while_the_run_goes_on(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
+) -> None:
+    """They are on the trainer's machine, and said on its log; at the end its own file takes their place."""
+    source, seen = FolderSource(folder), list[Look]()
+    launch(changes=["serve.replicas=1"], on_event=when("step 2", lambda: seen.append(source.look()), events))
+    assert (len(seen[0].frame), seen[0].going_on) == (2, True)
+    assert (len(source.look().frame), source.look().over) == (3, True)
+
+
 @pytest.mark.parametrize("phase", ["cancelling the replicas", "fetching the results"])
 def test_run_that_is_stopped_after_its_last_step_has_finished(
     launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event], phase: str
@@ -67,6 +80,21 @@ def test_refused_price_starts_nothing(launch: Launch, hub: EmulatedHub) -> None:
     with pytest.raises(BadInput, match=r"not started \(\$20.00 an hour"):
         launch(confirm=lambda price: False)
     assert not hub.jobs
+
+
+def test_name_that_the_bucket_has_from_elsewhere_is_refused(
+    launch: Launch, hub: EmulatedHub, folder: RunFolder, events: list[Event]
+) -> None:
+    """Another checkout's run, or one whose folder was deleted: new Jobs would go on from its checkpoint."""
+    launch(changes=["serve.replicas=1"])
+    jobs, elsewhere = len(hub.jobs), folder.path.with_name("elsewhere")
+    folder.path.rename(elsewhere)
+    told = r"my-run: the bucket tester/rlkit holds .*; choose another --name, or .*`hf buckets rm tester/rlkit/runs/my"
+    with pytest.raises(BadInput, match=told):
+        launch(changes=["serve.replicas=1"])
+    assert len(hub.jobs) == jobs
+    shutil.rmtree(folder.path)
+    elsewhere.rename(folder.path)
 
 
 def test_merged_weights_are_refused(launch: Launch, hub: EmulatedHub) -> None:

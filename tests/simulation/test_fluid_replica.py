@@ -34,7 +34,7 @@ def test_one_sequence_takes_the_sum_of_its_iterations() -> None:
     decode = sum(0.01 + 0.001 + 1e-5 * (32 + k + 0.5) for k in range(100))
     assert at == pytest.approx(32 * 1e-4 + decode, rel=1e-9)
     assert (replica.running, replica.finished) == (0, 1)
-    assert replica.usage == pytest.approx(0.0, abs=1e-9)
+    assert 0.0 <= replica.usage < 1e-9
 
 
 def test_time_may_pass_in_any_pieces() -> None:
@@ -151,5 +151,5 @@ def test_every_sequence_ends_and_every_block_comes_back(
     assert sorted(map(id, ended)) == sorted(map(id, submitted))
     assert replica.running == 0
     assert not replica.waiting
-    assert replica.usage == pytest.approx(0.0, abs=1e-6)
+    assert 0.0 <= replica.usage < 1e-6
     assert replica.finished == len(submitted)
