@@ -161,7 +161,7 @@ def print_score(name: str, score: Score) -> None:
     say(f"{name}: {score.runs} runs", style="bold")
     say(f"  side right   {part(score.side_right)} of the {score.bound_runs} with a gain of over 2 %")
     say(f"               {part(score.side_as_good)} with sides that are as good: within half a percent of the best")
-    say(f"               {part(score.side_of_one_run)} are shown by the run's own interventions, one seed alone")
+    say(f"               {part(score.shown_again)} is how often experiments on one run agree with those on its others")
     say(f"  cause right  {part(score.cause_right)} of them, {part(score.cause_as_good)} with causes as good")
     say(f"  none named   {part(score.free_right)} of the {score.free_runs} without")
     say("  claimed, runs, right")

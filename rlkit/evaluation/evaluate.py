@@ -61,7 +61,7 @@ class Judged:
     probability: float
     near_sides: frozenset[str] = frozenset()  # whose gain is the largest but for SAME_GAIN; `none` where that is 2 %
     near_causes: frozenset[str] = frozenset()
-    own_side: str = ""  # whose gain is the largest in this run alone
+    shown_again: bool | None = None  # whether this run's own interventions name the side that its other seeds' do
 
     @property
     def side_right(self) -> bool:
@@ -89,16 +89,15 @@ class Judged:
 class Score:
     """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed.
 
-    `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest. `side_of_one_run` is how
-    often a run's own interventions show the side that all seeds' do: somebody who had tried everything on this run
-    would be right so often.
+    `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest. `shown_again` is how
+    often experiments on one run show the side that those on the recipe's other seeds do: no log can tell more.
     """
 
     runs: int
     bound_runs: int
     side_right: float | None
     side_as_good: float | None
-    side_of_one_run: float | None
+    shown_again: float | None
     cause_right: float | None
     cause_as_good: float | None
     free_runs: int
@@ -197,7 +196,7 @@ def judge_runs(runs: Sequence[Labelled], half: str) -> list[Judged]:
                 probability=verdict.probability,
                 near_sides=near_sides,
                 near_causes=near_causes,
-                own_side=_best(run.sides),
+                shown_again=_shown_again(run, runs),
             )
         )
     return judged
@@ -217,7 +216,7 @@ def score(judged: Sequence[Judged]) -> Score:
         bound_runs=len(bound),
         side_right=_fraction([run.side_right for run in bound]),
         side_as_good=_fraction([run.side_as_good for run in bound]),
-        side_of_one_run=_fraction([run.own_side == run.side for run in bound]),
+        shown_again=_fraction([run.shown_again for run in bound if run.shown_again is not None]),
         cause_right=_fraction([run.cause_right and run.side_right for run in bound]),
         cause_as_good=_fraction([run.cause_as_good and run.side_as_good for run in bound]),
         free_runs=len(free),
@@ -226,6 +225,11 @@ def score(judged: Sequence[Judged]) -> Score:
         confusion=_table([(run.side, run.bound) for run in judged]),
         causes=_table([(run.cause, run.named) for run in right_sides]),
     )
+
+
+def _shown_again(run: Labelled, runs: Sequence[Labelled]) -> bool | None:
+    others = [other.sides for other in runs if other is not run]
+    return _best(run.sides) == _best(_means(others)) if others else None
 
 
 def _best(gains: dict[str, float]) -> str:

@@ -61,9 +61,17 @@ def test_a_label_is_the_mean_over_the_seeds() -> None:
     assert [(run.side, run.cause, run.half, run.bound) for run in judged] == [
         ("trainer", "rows", "report", "undetermined")
     ] * 2
-    assert [run.own_side for run in judged] == ["trainer", "generation"]
-    assert score(judged).side_of_one_run == 0.5
     assert judge_runs([Labelled(scenario, 0, frame, {"trainer": 0.01}, {"rows": 0.01})], "tuning")[0].side == "none"
+
+
+def test_how_often_experiments_on_one_run_agree_with_those_on_its_other_seeds() -> None:
+    scenario, frame = scenarios(1)[0], pd.DataFrame()
+    sides = [{"trainer": 0.05, "sync": 0.01}, {"trainer": 0.02, "sync": 0.03}, {"trainer": 0.04, "sync": 0.01}]
+    runs = [Labelled(scenario, seed, frame, sides[seed], {}) for seed in range(3)]
+
+    assert [run.shown_again for run in judge_runs(runs, "report")] == [True, False, True]
+    assert score(judge_runs(runs, "report")).shown_again == pytest.approx(2 / 3)
+    assert score(judge_runs(runs[:1], "report")).shown_again is None
 
 
 def run(side: str, cause: str, bound: str, named: str, probability: float = 0.9) -> Judged:
