@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlkit.judgement import (
     BRIM,
     LONG_WAIT,
@@ -24,8 +26,8 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
     match judgement.bound:
         case "trainer":
             return (
-                f"It would be another verdict if the queue held less than {number(HALF_AHEAD_STEPS)} steps' samples "
-                "and finished rollouts were not held back all the time, or the weight sync took longer than computing."
+                f"It would be another verdict if fewer than {_half_ahead(signals)} were ready and finished rollouts "
+                "were not held back all the time, or the weight sync took longer than computing."
             )
         case "generation":
             return (
@@ -45,12 +47,20 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
         case "balanced":
             return (
                 f"It would be generation's with a wait of over {percent(2 * CATCHES_UP)} of the step, and the "
-                f"trainer's with more than {number(HALF_AHEAD_STEPS)} steps' samples in the queue."
+                f"trainer's if more than {_half_ahead(signals)} were always ready."
             )
         case "stalled":
             return "It would be another verdict as soon as steps are logged again at their usual pace."
         case _:
             return judgement.way_out
+
+
+def _half_ahead(signals: Signals) -> str:
+    """`116 samples (1.8 steps of them)`."""
+    steps = f"{number(HALF_AHEAD_STEPS)} steps"
+    if not signals.samples_per_step:
+        return f"{steps}' samples"
+    return f"{math.ceil(HALF_AHEAD_STEPS * signals.samples_per_step):,} samples ({steps} of them)"
 
 
 def contradictions(signals: Signals) -> list[str]:

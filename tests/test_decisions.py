@@ -28,7 +28,7 @@ def gpu_recipe(*overrides: str) -> Recipe:
     return parse_recipe(data, "test").with_overrides(list(overrides))
 
 
-def verdict(*overrides: str, **changed: float) -> Verdict:
+def verdict(*overrides: str, **changed: float | None) -> Verdict:
     row = WAITING | {name.replace("__", "/"): value for name, value in changed.items()}
     frame = pd.DataFrame([row] * 60, index=pd.RangeIndex(1, 61, name="global_step"))
     return diagnose(frame, gpu_recipe(*overrides))
@@ -148,3 +148,12 @@ def test_what_would_change_it_is_said_of_every_side() -> None:
         for found in (verdict(), verdict(rollout__score_s=0.24), verdict(perf__weight_sync_s=1.3))
     )
     assert verdict().probability == 0.9
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"), [(64.0, "116 samples (1.8 steps of them)"), (None, "1.8 steps' samples")]
+)
+def test_what_would_change_a_trainer_s_verdict_is_said_in_samples(samples: float | None, words: str) -> None:
+    busy = {"perf__fwd_bwd_s": 1.6, "perf__rollout_wait_s": 0.01, "sample__rollout_queue_size": 220.0}
+
+    assert words in verdict(**busy, batch__samples_per_step=samples).would_change
