@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlkit import terminal
 from rlkit.run_name import RUN_OR_PROJECT, Named, named
+
+if TYPE_CHECKING:
+    from rlkit.tracking import Run
 
 
 def watch(
@@ -29,15 +33,14 @@ def watch(
     from rlkit.alerts import raise_alert
     from rlkit.diagnosis import diagnose
     from rlkit.errors import RlkitError
-    from rlkit.tracking import load_run
     from rlkit.watch import Watch
 
     meant = named(project, name, source)
-    project, name, place = _logged_as(meant, source)
+    read, place = _reader(meant, source)
     followed, colours = Watch(until_clear), {"info": "green", "warn": "yellow", "error": "red"}
     newest = ""
     while True:
-        logged = load_run(project, name, source=place)
+        logged = read()
         if newest != logged.name:  # the newest run of a project is another one once the next has begun
             newest = logged.name
             terminal.tell(meant.note(newest))
@@ -60,15 +63,16 @@ def watch(
         time.sleep(every)
 
 
-def _logged_as(meant: Named, source: str | None) -> tuple[str, str | None, Path | str | None]:
-    """The trackio project and run of what a command line calls a run, and where they are logged."""
+def _reader(meant: Named, source: str | None) -> tuple[Callable[[], Run], Path | str | None]:
+    """What reads a run as it is now, and where its alerts go."""
     from rlkit.recipe import load_recipe
-    from rlkit.results import trackio_source
+    from rlkit.results import read_run, trackio_source
+    from rlkit.tracking import load_run
 
-    if meant.folder is None:
-        return meant.project, meant.run or None, source
-    recipe = load_recipe(meant.folder.recipe)
-    return recipe.tracking.project, meant.folder.name, trackio_source(recipe, meant.folder)
+    folder = meant.folder
+    if folder is None:
+        return lambda: load_run(meant.project, meant.run or None, source=source), source
+    return lambda: read_run(folder)[0], trackio_source(load_recipe(folder.recipe), folder)
 
 
 def evaluate_diagnosis(

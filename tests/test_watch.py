@@ -95,6 +95,7 @@ def test_a_run_on_other_machines_is_followed_where_its_rows_were_fetched(
 ) -> None:
     folder = run_folder(tmp_path / "mine")
     (folder.path / "trackio").mkdir()
+    folder.metrics.unlink()
     asked: list[object] = []
 
     def load_run(project: str, name: str | None, source: object) -> None:
@@ -102,8 +103,25 @@ def test_a_run_on_other_machines_is_followed_where_its_rows_were_fetched(
         raise BadInput("looked")
 
     monkeypatch.setattr("rlkit.tracking.load_run", load_run)
+    monkeypatch.setattr(time, "sleep", None)
     assert CliRunner().invoke(app, ["watch", str(folder.path)]).exit_code == 2
     assert asked == [("recorded", "mine", folder.path / "trackio")]
+
+
+def test_a_rented_run_that_goes_on_is_followed_by_what_its_trainer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path / "mine")
+    folder.metrics.unlink()
+    hardware = ["engine=hf", "hardware.trainer=h200", "hardware.replica=h200"]
+    rented = recipe().with_overrides([*hardware, "train.steps=2", "tracking.project=elsewhere"])
+    folder.recipe.write_text(rented.to_yaml())
+    folder.steps.write_text('{"global_step": 1, "reward": 0.5}\n{"global_step": 2, "reward": 0.5}\n')
+    monkeypatch.setattr(time, "sleep", None)
+    result = CliRunner().invoke(app, ["watch", str(folder.path)])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("step 2: The run is over.")
 
 
 def test_a_run_is_followed_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
