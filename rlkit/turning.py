@@ -10,13 +10,28 @@ from rlkit.judgement import (
     queue_words,
     wait_words,
 )
-from rlkit.leverage import CATCHES_UP, FULL, HALF_AHEAD_STEPS, NO_WAIT, held_back
+from rlkit.leverage import (
+    AHEAD_POWER,
+    FETCHING,
+    FULL,
+    HALF_AHEAD_STEPS,
+    LEAST_LEVERAGE,
+    NO_WAIT,
+    SAVED_OF_WAIT,
+    TENTH_FASTER,
+    held_back,
+)
 from rlkit.scoring import IMPOSSIBLE_BUSY, SCORING_BUSY
 from rlkit.signals import TIMER_SLACK, Signals
-from rlkit.wording import number, percent
+from rlkit.wording import percent
 
 # Requests inside the servers cannot be more than were admitted, but for the moment between two readings.
 READING_SLACK = 1.1
+
+# Where a side's leverage (rlkit.leverage) comes to LEAST_LEVERAGE: a trainer that is all of the step with this many
+# steps' samples in the queue, and generation with a wait of this part of the step, beyond fetching.
+FEW_STEPS = HALF_AHEAD_STEPS * (LEAST_LEVERAGE / (1 - LEAST_LEVERAGE)) ** (1 / AHEAD_POWER)
+SHORT_WAIT = LEAST_LEVERAGE * TENTH_FASTER / SAVED_OF_WAIT
 
 
 def would_change(judgement: Judgement, signals: Signals) -> str:
@@ -24,12 +39,12 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
     match judgement.bound:
         case "trainer":
             return (
-                f"It would be another verdict if the queue held less than {number(HALF_AHEAD_STEPS)} steps' samples "
-                "and finished rollouts were not held back all the time, or the weight sync took longer than computing."
+                f"It would be another verdict if the queue held less than {FEW_STEPS:.1f} steps' samples "
+                "and finished rollouts were not held back, or the weight sync took longer than computing."
             )
         case "generation":
             return (
-                f"It would be another verdict if the trainer waited for less than {percent(CATCHES_UP)} of the step, "
+                f"It would be another verdict if the trainer waited for less than {percent(SHORT_WAIT)} of the step, "
                 f"or a group were scored for over {percent(SCORING_BUSY)} of the time."
             )
         case "sync":
@@ -44,8 +59,8 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
             )
         case "balanced":
             return (
-                f"It would be generation's with a wait of over {percent(2 * CATCHES_UP)} of the step, and the "
-                f"trainer's with more than {number(HALF_AHEAD_STEPS)} steps' samples in the queue."
+                f"It would be generation's with a wait of over {percent(SHORT_WAIT + FETCHING)} of the step, and the "
+                f"trainer's with more than {HALF_AHEAD_STEPS:.1f} steps' samples in the queue."
             )
         case "stalled":
             return "It would be another verdict as soon as steps are logged again at their usual pace."
