@@ -11,7 +11,7 @@ import typer
 from rlkit import terminal
 from rlkit.errors import BadInput
 from rlkit.run_folder import RUNS
-from rlkit.run_name import RUN_OR_PROJECT, named
+from rlkit.run_name import RECIPE, RUN_OR_PROJECT, named, recipe_of
 
 if TYPE_CHECKING:
     from rlkit.chase import Probe, Rules, Scoreboard
@@ -77,7 +77,7 @@ def advise(
 
 
 def chase(
-    recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML).")],
+    recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE", help=RECIPE)],
     engine: Annotated[
         Literal["sim", "local", "hf"] | None, typer.Option(help="Where it runs, else the recipe's.")
     ] = None,
@@ -110,7 +110,8 @@ def chase(
     from rlkit.progress import open_progress
     from rlkit.recipe import load_recipe
 
-    recipe = load_recipe(recipe_file, [*([f"engine={engine}"] if engine else []), *(overrides or [])])
+    file, _ = recipe_of(recipe_file)
+    recipe = load_recipe(file, [*([f"engine={engine}"] if engine else []), *(overrides or [])])
     _needs_price(recipe, budget)
     rules = Rules(objective, Limits(deadline, budget), max_runs, learning)
     short = min(steps or PROBE_STEPS, recipe.train.steps)

@@ -28,7 +28,7 @@ from rlkit import (
 from rlkit.cli_errors import OneLineErrors
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.run_folder import RUNS, RunFolder
-from rlkit.run_name import recipe_of
+from rlkit.run_name import RECIPE, recipe_of
 
 if TYPE_CHECKING:
     from rlkit.engines.base import Event, OnEvent
@@ -60,9 +60,7 @@ def main(
     """Why is this asynchronous GRPO run slow, and what to change."""
 
 
-RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML), or a run: its folder, or its name under runs/out.")
-]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help=RECIPE)]
 Engine = Annotated[Literal["local", "hf", "sim"] | None, typer.Option(help="Where the jobs run, else the recipe's.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,8 +1,8 @@
 """How much of a run's speed hangs on each side: what part of the step follows a side's own speed. Pure.
 
-A side of leverage 0.5 that gets 1 % faster makes the step 0.5 % shorter. Trainer and generation share what the weight
-sync, which stops both, leaves; whoever the other one waits for has it. The rules were read off interventions on
-simulated runs whose sides are about as fast as each other (rlkit.evaluation).
+A side of leverage 0.5 that gets 1 % faster makes the step 0.5 % shorter. The trainer's follows how far generation is
+ahead of it, generation's how long the trainer waits, and the weight sync stops both: the three need not add up to 1.
+The rules were read off interventions on simulated runs whose sides are about as fast as each other (rlkit.evaluation).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ LONG_HELD = 0.8
 # So many samples thrown away for each trained on, while others are held back, are more than the trainer could use.
 MANY_SPARE = 0.5
 
-# A queue whose steps are not known is ahead once it is nearly full, and is not below this.
+# Where nobody knows the samples of a step, or whether rollouts are held back, a queue is ahead once it is nearly full:
+# not at all below the first of these parts, and wholly above the second.
 NOTHING_AHEAD = 0.4
 WHOLLY_AHEAD = 0.9
 
@@ -134,17 +135,19 @@ def _full_cache(signals: Signals) -> float:
 
 def _ahead(signals: Signals) -> float:
     """How far generation is ahead of the trainer, 0 to 1: by what lies in the queue, or held back in front of it."""
-    blocked, fill = signals.blocked_steps, signals.queue_fill
-    full = 0.0 if fill is None else _ramp(fill, NOTHING_AHEAD, WHOLLY_AHEAD)
-    if fill is None:
-        lying = UNKNOWN_AHEAD
-    elif signals.queue_size is not None and signals.samples_per_step:
-        steps = (signals.queue_size / signals.samples_per_step) ** AHEAD_POWER
-        lying = steps / (steps + HALF_AHEAD_STEPS**AHEAD_POWER)
-        lying = lying if blocked is not None else max(lying, full)
-    else:
-        lying = full
-    return 1.0 - (1.0 - lying) * (1.0 - _kept_waiting(signals))
+    return 1.0 - (1.0 - _lying_ready(signals)) * (1.0 - _kept_waiting(signals))
+
+
+def _lying_ready(signals: Signals) -> float:
+    """How far generation is ahead by what lies in the queue, 0 to 1."""
+    if signals.queue_fill is None:
+        return UNKNOWN_AHEAD
+    full = _ramp(signals.queue_fill, NOTHING_AHEAD, WHOLLY_AHEAD)
+    if signals.queue_size is None or not signals.samples_per_step:
+        return full
+    steps = (signals.queue_size / signals.samples_per_step) ** AHEAD_POWER
+    by_steps: float = steps / (steps + HALF_AHEAD_STEPS**AHEAD_POWER)
+    return by_steps if signals.blocked_steps is not None else max(by_steps, full)
 
 
 def _kept_waiting(signals: Signals) -> float:

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from rlkit.errors import BadInput
+from rlkit.run_name import recipe_of
 
 
 def proxy(
     replicas: Annotated[list[str], typer.Option("--replica", metavar="URL", help="A vLLM server; repeatable.")],
     recipe_file: Annotated[
-        Path | None, typer.Option("--recipe", help="Takes routing, transport and max_loras from it.")
+        Path | None, typer.Option("--recipe", help="Or a run: takes routing, transport and max_loras from it.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field; repeatable.")
@@ -53,7 +54,8 @@ def proxy(
     if stats_file is not None and not stats_file.absolute().parent.is_dir():
         raise BadInput(f"--stats-file {stats_file}: there is no folder {stats_file.absolute().parent}")
     if recipe_file is not None:
-        recipe = load_recipe(recipe_file, overrides or [])
+        file, _ = recipe_of(recipe_file)
+        recipe = load_recipe(file, overrides or [])
         settings |= {"routing": recipe.routing, "transport": recipe.transport, "max_loras": recipe.serve.max_loras}
     elif overrides:
         raise BadInput(f"--set {overrides[0]}: changes a recipe, give one with --recipe")

@@ -59,11 +59,11 @@ def read_run(folder: RunFolder) -> tuple[Run, Recipe]:
     try:
         return load_run(recipe.tracking.project, folder.name, source=trackio_source(recipe, folder)), recipe
     except NotLogged:
-        if folder.steps.exists() and folder.steps.stat().st_size > 0:
-            if recipe.engine == "hf":
-                frame = frame_of_steps(folder.steps)
-                return Run(recipe.tracking.project, folder.name, "", {}, recipe, frame), recipe
+        has_steps = folder.steps.exists() and folder.steps.stat().st_size > 0
+        if has_steps and recipe.engine != "hf":
             raise  # it has logged steps, but not where they are looked for now
+        if has_steps and not (frame := frame_of_steps(folder.steps)).empty:
+            return Run(recipe.tracking.project, folder.name, "", {}, recipe, frame), recipe
         raise BadInput(f"{folder.path}: the run has no step yet; {state_in_words(folder)}") from None
 
 
@@ -104,11 +104,10 @@ def _with_lost_steps(frame: pd.DataFrame, steps: Path) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    logged: dict[int, dict[str, float | None]] = {}
-    for line in steps.read_text(encoding="utf-8").splitlines() if steps.is_file() else []:
-        with suppress(ValueError, KeyError):  # a line that the end of the trainer cut off
-            row = json.loads(line)
-            logged[int(row.pop("global_step"))] = row
+    from rlkit.step_rows import rows_of
+
+    rows = rows_of(steps) if steps.is_file() else ()
+    logged = {int(row.pop("global_step")): row for row in rows if "global_step" in row}
     lost = sorted(set(logged) - set(frame.index))
     if not lost or frame.empty:
         return frame

@@ -15,6 +15,7 @@ from rlkit.run_folder import RUNS, RunFolder
 
 # What an argument that calls a run says in help.
 RUN = "A run's folder, or its name under runs/out."
+RECIPE = "A recipe (YAML), or a run: its folder, or its name under runs/out."
 RUN_OR_PROJECT = (
     "A run's folder, PROJECT/RUN, a trackio project (its newest run), or a run's name under runs/out; of a project and"
     " a run of one name the project is meant."
@@ -59,7 +60,7 @@ def recipe_of(wanted: Path) -> tuple[Path, RunFolder | None]:
 
     Raises BadInput for what is neither.
     """
-    if wanted.is_file():
+    if wanted.exists() and not wanted.is_dir():  # also what a shell gives for `<(...)`
         return wanted, None
     found = find_folder(wanted)
     if found is not None:

@@ -16,7 +16,7 @@ from rlkit.tracking import LoggedRow, tidy_frame
 
 def frame_of_steps(path: Path) -> pd.DataFrame:
     """The tidy frame of a steps.jsonl, whose last row was written when the file was. Raises OSError."""
-    return frame_of_rows(_rows(path), datetime.fromtimestamp(path.stat().st_mtime, UTC))
+    return frame_of_rows(rows_of(path), datetime.fromtimestamp(path.stat().st_mtime, UTC))
 
 
 def frame_of_rows(rows: Iterable[Mapping[str, Any]], last_at: datetime) -> pd.DataFrame:
@@ -37,10 +37,11 @@ def frame_of_rows(rows: Iterable[Mapping[str, Any]], last_at: datetime) -> pd.Da
     return tidy_frame(logged)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a steps.jsonl, in the order written; a line that its writer's end cut off is left out."""
     with path.open("rb") as stream:
         for line in stream:
-            with suppress(ValueError):  # the last one may be half written
+            with suppress(ValueError):
                 row = json.loads(line)
                 if isinstance(row, dict):
                     yield row

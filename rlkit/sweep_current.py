@@ -36,14 +36,17 @@ def code_digest() -> str:
 def finished(sweep: Sweep, folder: SweepFolder, code: str) -> dict[str, Ended] | None:
     """How every point ended, by its key, where all have and table and index say so; None where there is work to do.
 
-    `code` is the `code_digest` of now. Raises BadInput as a sweep does for a folder that another sweep is running in.
+    `code` is the `code_digest` of now. Nothing is written. Raises BadInput as a sweep does for a folder that another
+    sweep is running in.
     """
     if not folder.written.is_file():
         return None
-    with claimed(folder, sweep):
+    with claimed(folder):
         known = {point.key: read_ended(folder, point) for point in sweep.points}
         ended = {key: one for key, one in known.items() if one is not None}
-        if len(ended) < len(known) or _read(folder) != _mark(sweep, folder, ended, code):
+        # The plan by its content: a sweep of something else that was killed here has left its own.
+        is_ours = _read(folder.plan) == json.loads(json.dumps(asked_for(sweep)))
+        if not is_ours or len(ended) < len(known) or _read(folder.written) != _mark(sweep, folder, ended, code):
             return None
         return ended
 
@@ -73,8 +76,8 @@ def _digest(file: Path) -> str:
         return ""
 
 
-def _read(folder: SweepFolder) -> object:
+def _read(file: Path) -> object:
     try:
-        return json.loads(folder.written.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

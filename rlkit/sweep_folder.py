@@ -137,8 +137,8 @@ def in_words(point: Point, ended: Ended) -> str:
 
 
 @contextmanager
-def claimed(folder: SweepFolder, sweep: Sweep) -> Iterator[None]:
-    """The folder, for this sweep alone while it runs; what is asked for is written into it."""
+def claimed(folder: SweepFolder) -> Iterator[None]:
+    """The folder, for one sweep alone. Raises BadInput where it is something else's, or another sweep is in it."""
     path = folder.path
     if (path / "recipe.yaml").exists():
         raise BadInput(f"{path}: holds a run, not a sweep; choose another --out")
@@ -151,7 +151,6 @@ def claimed(folder: SweepFolder, sweep: Sweep) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BadInput(f"{path}: a sweep is going on here; choose another --out") from None
-        write_json(folder.plan, asked_for(sweep))
         yield
 
 

@@ -31,8 +31,8 @@ from rlkit.sweep_nursery import Nursery, can_fork
 GRACE_S = 20.0
 LOOK_EVERY_S = 0.05
 
-# A socket's path has room for 104 bytes on macOS; mkdtemp's name and ours take thirty of them.
-ROOM_FOR_SOCKETS = 70
+# A socket's path has room for 104 bytes on macOS, the last of them a zero; in its folder it is called `/0123abcd-5`.
+ROOM_FOR_FOLDER = 92
 
 # nbclient's words, in papermill's log, for a kernel that ended before it was ready: one that was being stopped has to.
 _NEVER_READY = "Error occurred while starting new kernel client"
@@ -60,7 +60,7 @@ class Kernels:
             async def start_kernel(self, **options: Any) -> None:
                 if kernels.stopping:
                     raise RunFailed("the sweep was stopped")
-                if len(str(kernels._sockets)) <= ROOM_FOR_SOCKETS:
+                if len(os.fsencode(kernels._sockets)) <= ROOM_FOR_FOLDER:
                     self.transport, self.ip = "ipc", str(kernels._sockets / uuid.uuid4().hex[:8])
                 if forked and self.kernel_spec is not None and can_fork(self.kernel_spec.argv):
                     self.kernel_id = str(uuid.uuid4())

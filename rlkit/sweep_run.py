@@ -30,7 +30,17 @@ from rlkit.results import read_run
 from rlkit.run_folder import RunFolder
 from rlkit.sweep import TOTAL, Point, Sweep, load_sweep, next_point, parallel
 from rlkit.sweep_current import INDEX
-from rlkit.sweep_folder import Ended, Status, Summary, SweepFolder, claimed, in_words, read_ended, write_json
+from rlkit.sweep_folder import (
+    Ended,
+    Status,
+    Summary,
+    SweepFolder,
+    asked_for,
+    claimed,
+    in_words,
+    read_ended,
+    write_json,
+)
 from rlkit.sweep_kernels import Kernels
 from rlkit.sweep_table import results_table, summarise
 
@@ -60,7 +70,9 @@ def run_sweep(
     another sweep is running in. On KeyboardInterrupt the kernels are stopped and what has ended stays.
     """
     folder = SweepFolder(out)
-    with claimed(folder, sweep):
+    with claimed(folder):
+        folder.written.unlink(missing_ok=True)  # first: from here on table and index are not what it says
+        write_json(folder.plan, asked_for(sweep))
         # Where no point is rented there is no limit, and nothing is asked of the purse.
         state = _State([], Purse(sweep.limits.usd or 0.0, TOTAL))
         for point in sweep.points:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rlkit.judgement import (
     BRIM,
     LONG_WAIT,
@@ -12,13 +10,28 @@ from rlkit.judgement import (
     queue_words,
     wait_words,
 )
-from rlkit.leverage import CATCHES_UP, FULL, HALF_AHEAD_STEPS, NO_WAIT, held_back
+from rlkit.leverage import (
+    AHEAD_POWER,
+    FETCHING,
+    FULL,
+    HALF_AHEAD_STEPS,
+    LEAST_LEVERAGE,
+    NO_WAIT,
+    SAVED_OF_WAIT,
+    TENTH_FASTER,
+    held_back,
+)
 from rlkit.scoring import IMPOSSIBLE_BUSY, SCORING_BUSY
 from rlkit.signals import TIMER_SLACK, Signals
-from rlkit.wording import number, percent
+from rlkit.wording import percent
 
 # Requests inside the servers cannot be more than were admitted, but for the moment between two readings.
 READING_SLACK = 1.1
+
+# Where a side's leverage (rlkit.leverage) comes to LEAST_LEVERAGE: a trainer that is all of the step with this many
+# steps' samples in the queue, and generation with a wait of this part of the step, beyond fetching.
+FEW_STEPS = HALF_AHEAD_STEPS * (LEAST_LEVERAGE / (1 - LEAST_LEVERAGE)) ** (1 / AHEAD_POWER)
+SHORT_WAIT = LEAST_LEVERAGE * TENTH_FASTER / SAVED_OF_WAIT
 
 
 def would_change(judgement: Judgement, signals: Signals) -> str:
@@ -26,12 +39,12 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
     match judgement.bound:
         case "trainer":
             return (
-                f"It would be another verdict if fewer than {_half_ahead(signals)} were ready and finished rollouts "
-                "were not held back all the time, or the weight sync took longer than computing."
+                f"It would be another verdict if the queue held less than {_samples(FEW_STEPS, signals)} "
+                "and finished rollouts were not held back, or the weight sync took longer than computing."
             )
         case "generation":
             return (
-                f"It would be another verdict if the trainer waited for less than {percent(CATCHES_UP)} of the step, "
+                f"It would be another verdict if the trainer waited for less than {percent(SHORT_WAIT)} of the step, "
                 f"or a group were scored for over {percent(SCORING_BUSY)} of the time."
             )
         case "sync":
@@ -46,8 +59,8 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
             )
         case "balanced":
             return (
-                f"It would be generation's with a wait of over {percent(2 * CATCHES_UP)} of the step, and the "
-                f"trainer's if more than {_half_ahead(signals)} were always ready."
+                f"It would be generation's with a wait of over {percent(SHORT_WAIT + FETCHING)} of the step, and the "
+                f"trainer's with more than {_samples(HALF_AHEAD_STEPS, signals)} in the queue."
             )
         case "stalled":
             return "It would be another verdict as soon as steps are logged again at their usual pace."
@@ -55,12 +68,10 @@ def would_change(judgement: Judgement, signals: Signals) -> str:
             return judgement.way_out
 
 
-def _half_ahead(signals: Signals) -> str:
-    """`116 samples (1.8 steps of them)`."""
-    steps = f"{number(HALF_AHEAD_STEPS)} steps"
-    if not signals.samples_per_step:
-        return f"{steps}' samples"
-    return f"{math.ceil(HALF_AHEAD_STEPS * signals.samples_per_step):,} samples ({steps} of them)"
+def _samples(steps: float, signals: Signals) -> str:
+    """`1.8 steps' samples (116)`."""
+    count = f" ({steps * signals.samples_per_step:,.0f})" if signals.samples_per_step else ""
+    return f"{steps:.1f} steps' samples{count}"
 
 
 def contradictions(signals: Signals) -> list[str]:

@@ -150,9 +150,7 @@ def test_what_would_change_it_is_said_of_every_side() -> None:
     assert verdict().probability == 0.9
 
 
-@pytest.mark.parametrize(
-    ("samples", "words"), [(64.0, "116 samples (1.8 steps of them)"), (None, "1.8 steps' samples")]
-)
+@pytest.mark.parametrize(("samples", "words"), [(64.0, "1.3 steps' samples (84)"), (None, "1.3 steps' samples and")])
 def test_what_would_change_a_trainer_s_verdict_is_said_in_samples(samples: float | None, words: str) -> None:
     busy = {"perf__fwd_bwd_s": 1.6, "perf__rollout_wait_s": 0.01, "sample__rollout_queue_size": 220.0}
 

@@ -58,6 +58,9 @@ def test_a_rented_run_that_goes_on_has_the_steps_its_trainer_said(folder: RunFol
     folder.recipe.write_text(rented.to_yaml())
     with pytest.raises(BadInput, match="the run has no step yet"):
         read_run(folder)
+    folder.steps.write_text('{"global_step": 1, "rew')
+    with pytest.raises(BadInput, match="the run has no step yet"):
+        read_run(folder)
     folder.steps.write_text('{"global_step": 1, "reward": 0.5}\n{"global_step": 2, "rew')
     run, recipe = read_run(folder)
     assert (run.project, run.name, run.recipe) == (rented.tracking.project, "mine", recipe)

@@ -77,6 +77,8 @@ def test_a_recipe_is_a_file_or_that_of_a_run() -> None:
     assert recipe_of(BEFORE.path) == (BEFORE.recipe, BEFORE)
     Path("before").write_text("a recipe without a suffix")
     assert recipe_of(Path("before")) == (Path("before"), None)
+    os.mkfifo("pipe")
+    assert recipe_of(Path("pipe")) == (Path("pipe"), None)
     with pytest.raises(BadInput, match=r"^gone.yaml: no such recipe; give a recipe \(YAML\), a run's folder, or the"):
         recipe_of(Path("gone.yaml"))
 
@@ -205,6 +207,8 @@ COMMANDS: list[Callable[[str], list[str]]] = [
     lambda name: ["check", name],
     lambda name: ["predict", name],
     lambda name: ["plan", name],
+    lambda name: ["chase", name],
+    lambda name: ["proxy", "--replica", "http://127.0.0.1:1", "--recipe", name],
     lambda name: ["report", name],
     lambda name: ["compare", name],
     lambda name: ["diagnose", name],

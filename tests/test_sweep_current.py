@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlkit import sweep_current
+from rlkit import sweep_current, sweep_run
 from rlkit.cli import app
 from rlkit.errors import BadInput
 from rlkit.sweep import Sweep, load_sweep
 from rlkit.sweep_current import code_digest, note_written
-from rlkit.sweep_folder import Ended, Summary, SweepFolder, write_json
+from rlkit.sweep_folder import Ended, Summary, SweepFolder, asked_for, write_json
 
 ROOT = Path(__file__).parents[1]
 SUMMARY = Summary("trainer", "high", "It is.", "Change it.", 20, 1.0, 0.3, None, {"perf/step_s": 1.0})
@@ -45,6 +45,7 @@ def made(grid: Path, folder: SweepFolder) -> Sweep:
         folder.run(point).path.mkdir(parents=True)
         ended[point.key] = Ended(point.key, "done", summary=SUMMARY)
         write_json(folder.record(point), ended[point.key].to_dict())
+    write_json(folder.plan, asked_for(sweep))
     for file in (folder.table, folder.table.with_suffix(".json"), folder.index):
         file.write_text("[]")
     note_written(sweep, folder, ended, code_digest())
@@ -70,6 +71,8 @@ CHANGES: dict[str, Callable[[SweepFolder, Sweep], object]] = {
     "the index is gone": lambda folder, sweep: folder.index.unlink(),
     "the note is broken": lambda folder, sweep: folder.written.write_text("{"),
     "the note is gone": lambda folder, sweep: folder.written.unlink(),
+    "the plan is another's": lambda folder, sweep: write_json(folder.plan, asked_for(replace(sweep, name="other"))),
+    "the plan is gone": lambda folder, sweep: folder.plan.unlink(),
     "a point has not ended": lambda folder, sweep: folder.record(sweep.points[1]).unlink(),
     "a point ended otherwise": lambda folder, sweep: write_json(
         folder.record(sweep.points[1]), Ended(sweep.points[1].key, "failed", "it broke").to_dict()
@@ -122,6 +125,24 @@ def test_another_sweep_that_goes_on_in_the_folder_is_not_looked_past(grid: Path,
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BadInput, match="a sweep is going on here"):
             finished(sweep, folder)
+
+
+def test_looking_changes_nothing_also_for_another_sweep(grid: Path, folder: SweepFolder) -> None:
+    """It may be of rented points, and whoever is asked for their price may say no."""
+    sweep = made(grid, folder)
+    assert finished(replace(sweep, name="other"), folder) is None
+    assert finished(sweep, folder) is not None
+
+
+def test_a_sweep_that_begins_takes_the_note_away(
+    grid: Path, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be killed when the plan is written, and the table is still that of the sweep before."""
+    sweep = made(grid, folder)
+    seen: list[bool] = []
+    monkeypatch.setattr(sweep_run, "write_table", lambda *_: seen.append(folder.written.exists()))
+    sweep_run.run_sweep(sweep, folder.path)
+    assert seen == [False]
 
 
 def test_a_folder_that_is_not_there_is_not_made(grid: Path, folder: SweepFolder) -> None:

@@ -27,14 +27,7 @@ from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.hf_delivery import deliver, fetch, refuse_a_taken_name
 from rlkit.engines.hf_fleet import Fleet, Started
 from rlkit.engines.hf_hub import FIRST_WAIT_S, Hub
-from rlkit.engines.hf_jobs import (
-    JobRequest,
-    Place,
-    network_group_of,
-    replica_request,
-    run_labels,
-    trainer_request,
-)
+from rlkit.engines.hf_jobs import JobRequest, Place, network_group_of, replica_request, run_labels, trainer_request
 from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_measured import as_measured
 from rlkit.engines.hf_money import hourly_prices, price_of, spent_before, stop_reason

@@ -14,7 +14,7 @@ from huggingface_hub import JobInfo
 from rlkit import machine
 from rlkit.engines.base import Event, OnEvent
 from rlkit.engines.hf_hub import Hub
-from rlkit.engines.hf_jobs import Place, run_folder
+from rlkit.engines.hf_jobs import Place, bucket_folder
 from rlkit.engines.hf_lease import renewal
 from rlkit.engines.hf_records import RECORDS
 from rlkit.engines.hf_replica import delivered_name
@@ -51,7 +51,7 @@ def refuse_a_taken_name(hub: Hub, bucket: str, run: str, alive: Iterable[JobInfo
             f"{run}: Jobs of this run are going on ({roles}), and not from this folder; "
             f"end them with `rlkit jobs cancel {run}`, or choose another --name"
         )
-    bucket_id, prefix = f"{hub.namespace}/{bucket}", run_folder(run)
+    bucket_id, prefix = f"{hub.namespace}/{bucket}", bucket_folder(run)
     kept = hub.listing(bucket_id, prefix, new_bucket=True)
     if any("/" in file.path.removeprefix(f"{prefix}/") for file in kept):
         raise BadInput(

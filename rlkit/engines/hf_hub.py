@@ -137,25 +137,26 @@ class Hub:
         adds: list[tuple[str | Path | bytes, str]] = list(files)
         self._ask(f"writing to the bucket {bucket_id}", lambda: self.api.batch_bucket_files(bucket_id, add=adds))
 
-    def remove(self, bucket_id: str, prefix: str) -> None:
+    def remove(self, bucket_id: str, folder: str) -> None:
         """Delete what lies under a folder of a bucket."""
-        paths = [file.path for file in self.listing(bucket_id, prefix.rstrip("/"))]
+        paths = [file.path for file in self.listing(bucket_id, folder)]
         if paths:
-            self._ask(f"deleting {prefix}", lambda: self.api.batch_bucket_files(bucket_id, delete=paths))
+            self._ask(f"deleting {folder}", lambda: self.api.batch_bucket_files(bucket_id, delete=paths))
 
-    def listing(self, bucket_id: str, prefix: str, new_bucket: bool = False) -> list[BucketFile]:
+    def listing(self, bucket_id: str, folder: str, new_bucket: bool = False) -> list[BucketFile]:
         """Files under a folder of a bucket, none when there is no such folder, nor the bucket if it may be new."""
+        below = f"{folder.rstrip('/')}/"  # the Hub goes by the first letters: `runs/one` has `runs/one-2/...`, too
 
         def ask() -> list[BucketFile]:
             try:
-                found = self.api.list_bucket_tree(bucket_id, prefix=prefix, recursive=True)
-                return [item for item in found if isinstance(item, BucketFile)]
+                found = self.api.list_bucket_tree(bucket_id, prefix=folder, recursive=True)
+                return [item for item in found if isinstance(item, BucketFile) and item.path.startswith(below)]
             except BucketNotFoundError:
                 if new_bucket:
                     return []
                 raise
 
-        return self._ask(f"listing {bucket_id}/{prefix}", ask)
+        return self._ask(f"listing {bucket_id}/{folder}", ask)
 
     def get(self, bucket_id: str, files: list[tuple[BucketFile, Path]]) -> None:
         """Download files; raises RlkitError for one that arrives with another size."""

@@ -62,7 +62,7 @@ class Place:
     @property
     def folder(self) -> str:
         """The run's folder in the bucket."""
-        return run_folder(self.run)
+        return bucket_folder(self.run)
 
     def mounted(self, path: str) -> str:
         """A path of the bucket as the Jobs see it."""
@@ -117,7 +117,7 @@ class JobRequest:
         }
 
 
-def run_folder(run: str) -> str:
+def bucket_folder(run: str) -> str:
     """A run's folder in the bucket."""
     return f"runs/{run}"
 

@@ -76,7 +76,7 @@ class _Measurement:
         finally:
             for job in self._started:
                 hub.cancel(job.id)
-            hub.remove(self._bucket, f"{folder}/")
+            hub.remove(self._bucket, folder)
 
     def _start(self, role: str, command: tuple[str, ...], read_only: bool) -> JobInfo:
         request = JobRequest(

@@ -87,7 +87,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Score:
-    """Of one half. Fractions, None where there is nothing to count; `calibration` by the probability claimed.
+    """Of one half, or of both. Fractions, None where there is nothing to count; `calibration` by what was claimed.
 
     `..._as_good` also counts sides and causes whose gain is within SAME_GAIN of the largest. `shown_again` is how
     often experiments on one run show the side that those on the recipe's other seeds do: no log can tell more.
@@ -143,16 +143,16 @@ def evaluate(
 def judge_stored(drawn: Sequence[Scenario], store: LabelStore, seeds: int = SEEDS) -> list[Judged]:
     """Diagnose the runs of those scenarios that are in the store with all their seeds."""
     judged: list[Judged] = []
-    for number, scenario in enumerate(drawn):
+    for scenario in drawn:
         runs = [run for seed in range(seeds) if (run := store.get(scenario, seed)) is not None]
         if len(runs) == seeds:
-            judged += judge_runs(runs, half_of(number))
+            judged += judge_runs(runs, half_of(scenario))
     return judged
 
 
-def half_of(number: int) -> str:
-    """Which half the `number`-th scenario is of; both have every kind."""
-    return HALVES[number // len(KINDS) % 2]
+def half_of(scenario: Scenario) -> str:
+    """Which half a scenario is of, whatever is drawn beside it; both have every kind."""
+    return HALVES[scenario.number // len(KINDS) % 2]
 
 
 def _simulate(job: tuple[Scenario, int, LabelStore]) -> None:

@@ -60,6 +60,11 @@ class Scenario:
     slowness: float = 1.0
 
     @property
+    def number(self) -> int:
+        """Its place among those that were drawn with it, which is in its name."""
+        return int(self.name.removeprefix("s"))
+
+    @property
     def lacks_connections(self) -> bool:
         """Whether the client opens fewer connections than it may have rollouts in flight."""
         return self.connections is not None and self.connections < self.recipe.inflight_limit

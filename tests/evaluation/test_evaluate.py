@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
-from rlkit.evaluation.evaluate import Judged, judge_runs, score
+from rlkit.evaluation.evaluate import Judged, half_of, judge_runs, score
 from rlkit.evaluation.interventions import CAUSES, FASTER, SIDES, Labelled, label, more_in_flight, more_replicas
 from rlkit.evaluation.scenarios import KINDS, scenarios
 
@@ -14,6 +16,14 @@ def test_the_same_seed_draws_the_same_scenarios_and_every_kind() -> None:
     assert drawn == scenarios(2 * len(KINDS), seed=3)
     assert drawn != scenarios(2 * len(KINDS), seed=4)
     assert {one.kind for one in drawn} == set(KINDS)
+
+
+def test_a_scenario_is_of_one_half_whatever_is_drawn_beside_it() -> None:
+    """Else those that were tuned on would be judged as if they were not, once two seeds are asked for."""
+    drawn = [one for seed in (3, 4) for one in scenarios(len(KINDS), seed)]
+
+    assert {half_of(one) for one in drawn} == {"tuning"}
+    assert half_of(replace(drawn[0], name=f"s{len(KINDS):04d}")) == "report"
 
 
 def test_two_runs_that_are_compared_draw_the_same_lengths() -> None:

@@ -66,10 +66,11 @@ class Buckets:
         return token, folder
 
     def tree(self, bucket: str, prefix: str, recursive: bool) -> list[dict[str, Any]]:
-        """Files, and folders when not recursive, under `prefix`."""
+        """Files whose path begins with `prefix`, letter by letter as on the Hub; those, and folders, in it when not
+        recursive."""
         root = self.folder(bucket)
-        start = root / prefix
-        found = sorted(start.rglob("*") if recursive else start.glob("*"))
+        begin = [path for path in root.rglob("*") if str(path.relative_to(root)).startswith(prefix)]
+        found = sorted(begin if recursive else (root / prefix).glob("*"))
         files = [self.describe(bucket, str(path.relative_to(root))) for path in found if path.is_file()]
         folders = [path for path in found if path.is_dir() and not recursive]
         return [entry for entry in files if entry] + [

@@ -95,6 +95,15 @@ def test_files_come_back_with_their_size(client: Hub, tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "b").read_bytes() == b"x" * 1000
 
 
+def test_folder_is_not_another_whose_name_begins_as_its_own_does(client: Hub, hub: EmulatedHub) -> None:
+    client.make_bucket("tester/files")
+    client.put("tester/files", [(b"x", "runs/one/a"), (b"x", "runs/one-2/a")])
+    assert [file.path for file in client.listing("tester/files", "runs/one")] == ["runs/one/a"]
+    client.remove("tester/files", "runs/one")
+    assert client.listing("tester/files", "runs/one") == []
+    assert len(client.listing("tester/files", "runs/one-2")) == 1
+
+
 def test_full_bucket_is_told(client: Hub, hub: EmulatedHub) -> None:
     client.make_bucket("tester/files")
     hub.buckets.full = True
