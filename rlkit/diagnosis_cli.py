@@ -32,6 +32,7 @@ def watch(
 
     from rlkit.alerts import raise_alert
     from rlkit.diagnosis import diagnose
+    from rlkit.engines.state import has_ended, state_in_words
     from rlkit.errors import RlkitError
     from rlkit.watch import Watch
 
@@ -48,6 +49,10 @@ def watch(
         if logged.recipe is not None and step >= logged.recipe.train.steps:
             verdict = diagnose(logged.frame, logged.recipe)
             terminal.labelled(f"step {step}:", "green", f"The run is over. {verdict.headline}")
+            return
+        if meant.folder is not None and has_ended(meant.folder):
+            verdict, how = diagnose(logged.frame, logged.recipe), state_in_words(meant.folder)
+            terminal.labelled(f"step {step}:", "yellow", f"The run does not go on: {how}. {verdict.headline}")
             return
         news = followed.look(diagnose(logged.frame, logged.recipe, now=datetime.now(UTC)))
         if news is not None:

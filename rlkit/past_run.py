@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from rlkit.diagnosis import Verdict, diagnose
+from rlkit.engines.state import read_state, state_in_words
 from rlkit.errors import BadInput, NotLogged
 from rlkit.previous_run import PreviousRun, find_previous
 from rlkit.recipe import Recipe
@@ -47,9 +48,17 @@ class PastRun:
         return {
             "run": self.name,
             "project": self.project,
-            "steps": f"{len(self.frame)} in {f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'}",
+            "steps": f"{self._steps()} in {f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'}",
             "started": f"{first:%Y-%m-%d %H:%M} UTC",
         }
+
+    def _steps(self) -> str:
+        """`48`, or `26 of 48 (it was stopped)`; those that were logged more seldom than each are counted as rows."""
+        whole = None if self.recipe is None else self.recipe.train.steps
+        if whole is None or self.frame.empty or self.frame.index.max() >= whole:
+            return str(len(self.frame))
+        ended = f" ({state_in_words(self.folder)})" if self.folder is not None and read_state(self.folder) else ""
+        return f"{len(self.frame)} of {whole}{ended}"
 
     @property
     def commands(self) -> dict[str, str]:

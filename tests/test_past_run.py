@@ -32,9 +32,16 @@ def test_facts_name_the_run_its_length_and_its_start(tmp_path: Path) -> None:
     assert past.facts == {
         "run": "first",
         "project": "recorded",
-        "steps": "14 in 46 s",
+        "steps": "14 of 50 in 46 s",
         "started": "2026-01-05 12:00 UTC",
     }
+
+
+def test_a_part_of_a_run_is_called_one(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "first")
+    folder.recipe.write_text(recipe().with_overrides(["train.steps=100"]).to_yaml())
+    folder.state.write_text('{"status": "stopped"}')
+    assert open_past_run(str(folder.path)).facts["steps"] == "14 of 100 (it was stopped) in 46 s"
 
 
 def test_a_folder_without_counters_and_evaluation_is_read_all_the_same(tmp_path: Path) -> None:

@@ -135,3 +135,14 @@ def test_a_run_is_followed_by_its_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "sleep", sleep)
     result = CliRunner().invoke(app, ["watch", str(run_folder(tmp_path / "mine").path), "--no-alerts"])
     assert result.stdout.startswith("step 14: Stalled: the last step was logged")
+
+
+def test_a_run_that_was_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path / "mine")
+    folder.recipe.write_text(recipe().with_overrides(["train.steps=100"]).to_yaml())
+    folder.state.write_text('{"status": "stopped"}')
+    monkeypatch.setattr(time, "sleep", None)
+    result = CliRunner().invoke(app, ["watch", str(folder.path)])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("step 14: The run does not go on: it was stopped.")

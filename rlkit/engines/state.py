@@ -32,6 +32,11 @@ def has_finished(folder: RunFolder) -> bool:
     return read_state(folder).get("status") == "finished"
 
 
+def has_ended(folder: RunFolder) -> bool:
+    """Whether its engine noted an end, whichever; a killed one noted none, and rented Jobs may go on without it."""
+    return read_state(folder).get("status") in ("finished", "failed", "stopped")
+
+
 def state_in_words(folder: RunFolder) -> str:
     """Whether the run is going on or how it ended, as a clause whose subject is the run."""
     state = read_state(folder)
