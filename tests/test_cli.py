@@ -300,7 +300,7 @@ def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
         (f"extends: {LOCAL}\nlearning_rat: 1", "learning_rat: unknown field"),
         (
             f"extends: {LOCAL}\ntrain: {{steps: fifty}}",
-            "train.steps: expected a whole number above 0, got 'fifty'",
+            "train.steps: expected a whole number above 0 and at most 1000000, got 'fifty'",
         ),
         (f"extends: {LOCAL}\nname: a\nname: b", "duplicate key"),
     ],

@@ -85,6 +85,17 @@ def test_a_finding_reads_as_one_line() -> None:
     )
 
 
+def test_what_only_a_product_makes_huge_is_an_error_too() -> None:
+    batch = ["train.gradient_accumulation_steps=4096", "train.per_device_train_batch_size=4096"]
+    many = check(LOCAL.with_overrides([*batch, "rollout.max_inflight_tasks=-1"]), FITTING)
+    (error,) = [str(finding) for finding in many if finding.severity == "error"]
+    assert error.startswith("rollout.max_inflight_tasks: TRL's formula makes 67108864 of it, more than 65536 connect")
+    served = ["serve.replicas=1024", "serve.data_parallel_size=2"]
+    assert "serve.replicas: 1024 replicas of 2 engines are 2048; ask for at most 1024 engines" in [
+        str(finding) for finding in check(CHASE.with_overrides(served), ELSEWHERE)
+    ]
+
+
 # The adapter
 
 
