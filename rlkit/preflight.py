@@ -15,6 +15,7 @@ from typing import Literal
 from rlkit import engines, inputs, machine
 from rlkit.recipe import Recipe
 from rlkit.recipe_bounds import MAX_IN_FLIGHT, MAX_REPLICAS
+from rlkit.settling import MIN_STEPS, steps_for_a_verdict, warmup_steps
 from rlkit.training.toy_task import MODEL_NAMES
 
 # What max_lora_rank may be (vLLM builds its adapter buffers for these; TRL's VLLM_LORA_RANKS).
@@ -110,7 +111,7 @@ def gather_facts(recipe: Recipe, folder: Path | None = None) -> MachineFacts:
 def check(recipe: Recipe, facts: MachineFacts) -> list[Finding]:
     """Every finding at once, errors first."""
     findings = [*_place(recipe, facts), *_inputs(recipe, facts), *_adapter(recipe), *_lengths(recipe, facts)]
-    findings += [*_pipeline(recipe), *_precision(recipe)]
+    findings += [*_pipeline(recipe), *_steps(recipe), *_precision(recipe)]
     if recipe.engine == "local":
         findings += _machine(recipe, facts)
         findings += _without_gpu(recipe, facts) if facts.cuda_devices == 0 else _gpus(recipe, facts)
@@ -271,6 +272,16 @@ def _pipeline(recipe: Recipe) -> Iterator[Finding]:
     if routed is not None and serve.block_size is not None and routed != serve.block_size:
         message = f"{routed}, and the replicas cache blocks of {serve.block_size}: matches would be misjudged"
         yield _warning("routing.block_size", message, "set it to null, it is then read from the replicas")
+
+
+def _steps(recipe: Recipe) -> Iterator[Finding]:
+    steps, interval, needed = recipe.train.steps, recipe.rollout.weight_sync_steps, steps_for_a_verdict(recipe)
+    if interval > steps:
+        message = f"{interval} is more than train.steps {steps}: every rollout comes from the first weights"
+        yield _warning("rollout.weight_sync_steps", message, f"set it to at most {steps}, or raise train.steps")
+    if steps < needed:
+        message = f"{steps} is too few for a verdict: {MIN_STEPS} are read after {warmup_steps(recipe)} of warm-up"
+        yield _warning("train.steps", message, f"set it to at least {needed}")
 
 
 def _precision(recipe: Recipe) -> Iterator[Finding]:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import recorded
 
+from rlkit.diagnosis import diagnose
 from rlkit.engines import LAUNCHERS
 from rlkit.launch_plan import recipes_under
 from rlkit.preflight import (
@@ -94,6 +96,28 @@ def test_what_only_a_product_makes_huge_is_an_error_too() -> None:
     assert "serve.replicas: 1024 replicas of 2 engines are 2048; ask for at most 1024 engines" in [
         str(finding) for finding in check(CHASE.with_overrides(served), ELSEWHERE)
     ]
+
+
+def test_weights_that_are_synced_once_are_told() -> None:
+    assert found(LOCAL.with_overrides(["rollout.weight_sync_steps=48", "rollout.queue_maxsize=64"])) == {}
+    finding = only(found(LOCAL.with_overrides(["rollout.weight_sync_steps=49", "rollout.queue_maxsize=64"])))
+    assert (finding.severity, str(finding)) == (
+        "warning",
+        "rollout.weight_sync_steps: 49 is more than train.steps 48: every rollout comes from the first weights; "
+        "set it to at most 48, or raise train.steps",
+    )
+
+
+@pytest.mark.parametrize(("staleness", "needed"), [(0, 4), (4, 8), (20, 13)])
+def test_too_few_steps_for_a_verdict_are_told_and_that_many_give_one(staleness: int, needed: int) -> None:
+    changes = [f"rollout.max_staleness={staleness}", f"serve.max_loras={staleness + 2}"]
+    assert found(LOCAL.with_overrides([*changes, f"train.steps={needed}"])) == {}
+    short = LOCAL.with_overrides([*changes, f"train.steps={needed - 1}"])
+    finding = only(found(short))
+    assert (finding.severity, finding.field, finding.fix) == ("warning", "train.steps", f"set it to at least {needed}")
+    frame = recorded("learning-run")
+    assert "can be used" in diagnose(frame.iloc[: needed - 1], short).headline
+    assert "can be used" not in diagnose(frame.iloc[:needed], short).headline
 
 
 # The adapter
