@@ -461,6 +461,8 @@ def test_a_warning_does_not_stop_a_run(launched: list[Any]) -> None:
 def test_check_says_when_there_is_nothing_to_change() -> None:
     result = rlkit_("check", LOCAL)
     assert (result.exit_code, result.stdout) == (0, f"{LOCAL}: nothing to change\n")
+    result = rlkit_("check", LOCAL, "--engine", "sim", "--set", "train.steps=40", "--set", "train.seed=1")
+    assert result.stdout == f"{LOCAL} with engine=sim, train.steps=40, train.seed=1: nothing to change\n"
 
 
 def test_check_as_json() -> None:
