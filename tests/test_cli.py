@@ -522,7 +522,7 @@ def test_diagnose_a_runs_folder_reads_what_is_in_it(launched: list[Any], monkeyp
         (["diagnose", "."], ".: the folder holds no run (no recipe.yaml)"),
         (
             ["report", "nothing"],
-            "nothing: no such run; give a run's folder, the name of a run under runs/out, or a notebook",
+            "/runs/out; give a run's folder, the name of a run under runs/out, or a notebook",
         ),
         (["report", "gone.ipynb"], "gone.ipynb"),
         (["report", ".", "-p", "a=1"], "only a notebook takes parameters"),
