@@ -22,7 +22,8 @@ from rlkit.diagnosis import Verdict, diagnose
 from rlkit.errors import BadInput, RlkitError
 from rlkit.pace import mean_step_s
 from rlkit.recipe import Recipe, recipe_diff
-from rlkit.signals import measure, settled_steps, warmup_steps
+from rlkit.settling import warmup_steps
+from rlkit.signals import measure, settled_steps
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.setup import Setup
 from rlkit.simulation.simulate import simulate

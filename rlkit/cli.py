@@ -154,7 +154,8 @@ def check(
     elif findings:
         terminal.print_findings(findings)
     else:
-        terminal.say(f"{recipe_file}: nothing to change")
+        changes = ", ".join(_changes(engine, overrides))
+        terminal.say(f"{recipe_file}{changes and f' with {changes}'}: nothing to change")
     _stop_at_errors(findings)
 
 
@@ -275,8 +276,11 @@ def _load(path: Path, engine: str | None, overrides: list[str] | None) -> tuple[
     from rlkit.recipe import load_recipe
 
     file, earlier = recipe_of(path)
-    chosen = [f"engine={engine}"] if engine else []
-    return load_recipe(file, [*chosen, *(overrides or [])]), earlier
+    return load_recipe(file, _changes(engine, overrides)), earlier
+
+
+def _changes(engine: str | None, overrides: list[str] | None) -> list[str]:
+    return [*([f"engine={engine}"] if engine else []), *(overrides or [])]
 
 
 def _choose_folder(recipe: Recipe, name: str | None, folder: Path | None, resume: bool) -> RunFolder:

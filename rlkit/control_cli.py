@@ -21,7 +21,7 @@ STOPPED_WITHIN_S = 120.0
 def register(app: typer.Typer) -> None:
     """Add both commands."""
     app.command()(stop)
-    app.command()(cap)
+    app.command(context_settings={"ignore_unknown_options": True})(cap)  # -3 is a wrong number, not an option
 
 
 def stop(
@@ -63,10 +63,9 @@ def cap(
     from rlkit.engines.state import is_going_on, state_in_words
     from rlkit.recipe import load_recipe
 
-    try:
-        limit = None if most == "auto" else int(most)
-    except ValueError:
-        raise BadInput(f"{most!r}: give a whole number of rollouts, or auto") from None
+    if most != "auto" and not most.isdecimal():
+        raise BadInput(f"{most!r}: give a whole number of rollouts, 1 or more, or auto")
+    limit = None if most == "auto" else int(most)
     run = folder_of(subject)
     folder = run.path
     if not is_going_on(run):

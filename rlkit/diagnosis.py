@@ -19,7 +19,6 @@ from rlkit.causes import Cause, causes_of, first_cause, shorten_sync, sync_is_la
 from rlkit.evidence import PHASE_WORDS, Evidence, evidence_of
 from rlkit.judgement import (
     LOG_METRICS,
-    MIN_STEPS,
     Judgement,
     judge,
     queue_state,
@@ -30,7 +29,8 @@ from rlkit.judgement import (
 from rlkit.recipe import Recipe
 from rlkit.rows import in_order
 from rlkit.scoring import scoring_words
-from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
+from rlkit.settling import MIN_STEPS, warmup_steps
+from rlkit.signals import Signals, column, measure, settled_steps
 from rlkit.stall import stalled
 from rlkit.timeline import Stretch, timeline
 from rlkit.turning import contradictions, would_change
@@ -81,7 +81,7 @@ class Verdict(BaseModel):
 def diagnose(frame: pd.DataFrame, recipe: Recipe | None = None, now: datetime | None = None) -> Verdict:
     """What bounds the run in `frame` (as `rlkit.tracking` makes it): an opinion on any frame, never an exception.
 
-    The first steps are set aside (`signals.warmup_steps`). Phases without a metric of their own in the log (an old TRL
+    The first steps are set aside (`settling.warmup_steps`). Phases without a metric of their own in the log (an old TRL
     has no optimizer time) count as `other` in `shares`. Without the recipe the limits are not known, and most verdicts
     are less sure. `now` (aware) is for a run that goes on: it may have stalled since its last row.
 

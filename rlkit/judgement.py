@@ -52,9 +52,6 @@ LARGE_PART = 1 / 3
 # A sample that is older than its rollout took by less than a version was trained on in the step in which it was ready.
 QUEUED_VERSIONS = 1.0
 
-# Fewer settled steps say nothing: steps of one run differ by a factor of two.
-MIN_STEPS = 3
-
 # From here on the mean of a phase that varies by half from step to step is known within about a tenth (0.5 / sqrt(20)).
 MANY_STEPS = 20
 

@@ -14,6 +14,8 @@ from typing import Literal
 
 from rlkit import engines, inputs, machine
 from rlkit.recipe import Recipe
+from rlkit.recipe_bounds import MAX_IN_FLIGHT, MAX_REPLICAS
+from rlkit.settling import MIN_STEPS, steps_for_a_verdict, warmup_steps
 from rlkit.training.toy_task import MODEL_NAMES
 
 # What max_lora_rank may be (vLLM builds its adapter buffers for these; TRL's VLLM_LORA_RANKS).
@@ -109,7 +111,7 @@ def gather_facts(recipe: Recipe, folder: Path | None = None) -> MachineFacts:
 def check(recipe: Recipe, facts: MachineFacts) -> list[Finding]:
     """Every finding at once, errors first."""
     findings = [*_place(recipe, facts), *_inputs(recipe, facts), *_adapter(recipe), *_lengths(recipe, facts)]
-    findings += [*_pipeline(recipe), *_precision(recipe)]
+    findings += [*_pipeline(recipe), *_steps(recipe), *_precision(recipe)]
     if recipe.engine == "local":
         findings += _machine(recipe, facts)
         findings += _without_gpu(recipe, facts) if facts.cuda_devices == 0 else _gpus(recipe, facts)
@@ -244,6 +246,14 @@ def _pipeline(recipe: Recipe) -> Iterator[Finding]:
     generations = recipe.sampling.num_generations
     if rollout.max_inflight_tasks == 0:
         yield _error("rollout.max_inflight_tasks", "0 starts no rollout", "set it to -1 for TRL's own formula")
+    if recipe.inflight_limit > MAX_IN_FLIGHT:  # each factor of TRL's formula is within its bound
+        message = (
+            f"TRL's formula makes {recipe.inflight_limit} of it, more than {MAX_IN_FLIGHT} connections are not had"
+        )
+        yield _error("rollout.max_inflight_tasks", message, "set it to what the replicas run at once")
+    if serve.engines > MAX_REPLICAS:
+        message = f"{serve.replicas} replicas of {serve.data_parallel_size} engines are {serve.engines}"
+        yield _error("serve.replicas", message, f"ask for at most {MAX_REPLICAS} engines")
     if samples is not None and samples % generations:
         message = f"{samples} samples a step is not a multiple of num_generations {generations}: groups are split"
         fix = f"make per-device size x accumulation x processes a multiple of {generations}"
@@ -255,13 +265,23 @@ def _pipeline(recipe: Recipe) -> Iterator[Finding]:
             yield _warning("rollout.queue_maxsize", message, f"set it to {fresh}")
     if serve.max_num_seqs is not None:
         running = serve.engines * serve.max_num_seqs
-        if recipe.inflight_limit > running:
+        if running < recipe.inflight_limit <= MAX_IN_FLIGHT:
             message = f"{recipe.inflight_limit} in flight, and the replicas run {running} at once: the rest waits there"
             yield _warning("rollout.max_inflight_tasks", message, f"set it to {running} or raise serve.max_num_seqs")
     routed = recipe.routing.block_size
     if routed is not None and serve.block_size is not None and routed != serve.block_size:
         message = f"{routed}, and the replicas cache blocks of {serve.block_size}: matches would be misjudged"
         yield _warning("routing.block_size", message, "set it to null, it is then read from the replicas")
+
+
+def _steps(recipe: Recipe) -> Iterator[Finding]:
+    steps, interval, needed = recipe.train.steps, recipe.rollout.weight_sync_steps, steps_for_a_verdict(recipe)
+    if interval > steps:
+        message = f"{interval} is more than train.steps {steps}: every rollout comes from the first weights"
+        yield _warning("rollout.weight_sync_steps", message, f"set it to at most {steps}, or raise train.steps")
+    if steps < needed:
+        message = f"{steps} is too few for a verdict: {MIN_STEPS} are read after {warmup_steps(recipe)} of warm-up"
+        yield _warning("train.steps", message, f"set it to at least {needed}")
 
 
 def _precision(recipe: Recipe) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 
+from rlkit import recipe_bounds as bounds
 from rlkit.errors import BadInput
 from rlkit.recipe_layers import Layer, assign, merge_layers, read_layers, require_mapping, source_of
 from rlkit.refusals import refusals
@@ -21,8 +22,6 @@ from rlkit.refusals import refusals
 # TRL's name for the adapter it publishes as `<name>-v<N>` (AsyncGRPOTrainer._lora_name); it cannot be configured there.
 POLICY_NAME = "trl-policy"
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
 # An empty name would be taken for the current folder, or be refused far from here.
 Name = Annotated[str, Field(min_length=1)]
 
@@ -54,14 +53,14 @@ class DataSection(_Section):
     prompt_column: Name = "problem"
     answer_column: Name = "answer"
     system_prompt: str | None = None
-    limit: Positive | None = None  # first rows only
+    limit: bounds.OrNever | None = None  # first rows only
 
 
 class LoraSection(_Section):
     """The adapter (peft's LoraConfig). Only what vLLM can serve is synced as an adapter; preflight says what is not."""
 
-    r: Positive = 1
-    alpha: Positive = 2
+    r: bounds.Rank = 1
+    alpha: bounds.Rank = 2
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Name | list[Name] = "all-linear"
     bias: Literal["none", "all", "lora_only"] = "none"
@@ -72,54 +71,54 @@ class LoraSection(_Section):
 class SamplingSection(_Section):
     """How rollouts are sampled; a group is `num_generations` rollouts of one prompt."""
 
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    max_completion_length: Positive = 2048
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    num_generations: bounds.Group = 8
+    max_completion_length: bounds.Tokens = 2048
+    temperature: bounds.Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: NonNegative = 0
+    top_k: bounds.TopK = 0
 
 
 class TrainSection(_Section):
     """The trainer: length, optimiser and batch shape."""
 
-    steps: Positive
-    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    steps: bounds.Steps
+    learning_rate: bounds.LearningRate = 1e-6
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    token_budget: NonNegative | None = None  # tokens per row; 0 = fixed sample count; None = the server's max_model_len
-    per_device_train_batch_size: Positive = 1
-    gradient_accumulation_steps: Positive = 1
+    token_budget: bounds.Budget | None = None  # tokens a row; 0 = fixed sample count; None = serve.max_model_len
+    per_device_train_batch_size: bounds.Batch = 1
+    gradient_accumulation_steps: bounds.Batch = 1
     gradient_checkpointing: bool = True
-    processes: Positive = 1  # data-parallel ranks
+    processes: bounds.Processes = 1  # data-parallel ranks
     precision: Literal["no", "bf16", "fp16"] = "no"  # compute precision; the master weights are model.dtype
-    save_steps: Positive = 50
-    seed: NonNegative = 0
+    save_steps: bounds.OrNever = 50
+    seed: bounds.Seed = 0
 
 
 class RolloutSection(_Section):
     """The asynchronous pipeline between generation and training."""
 
-    max_staleness: NonNegative = 4  # policy versions
-    weight_sync_steps: Positive = 1
-    max_inflight_tasks: Annotated[int, Field(ge=-1)] = -1  # -1: TRL's own formula, see Recipe.inflight_limit
-    queue_maxsize: Positive = 1024  # samples
-    request_timeout: Positive = 600  # seconds
+    max_staleness: bounds.Staleness = 4  # policy versions
+    weight_sync_steps: bounds.Steps = 1
+    max_inflight_tasks: bounds.InFlight = -1  # -1: TRL's own formula, see Recipe.inflight_limit
+    queue_maxsize: bounds.QueueSize = 1024  # samples
+    request_timeout: bounds.WholeSeconds = 600  # seconds
 
 
 class ServeSection(_Section):
     """The replicas: how many vLLM servers, and their flags."""
 
-    replicas: Positive = 1
+    replicas: bounds.Replicas = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: Positive
-    max_loras: Positive = 6
-    max_lora_rank: Positive = 8
-    data_parallel_size: Positive = 1
-    tensor_parallel_size: Positive = 1
-    max_num_seqs: Positive | None = None
-    max_num_batched_tokens: Positive | None = None
-    block_size: Positive | None = None  # tokens per KV block; None = vLLM's own (16 on a GPU, 128 on a CPU)
-    num_gpu_blocks: Positive | None = None  # --num-gpu-blocks-override: a small cache on purpose
-    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    max_model_len: bounds.Tokens
+    max_loras: bounds.Slots = 6
+    max_lora_rank: bounds.Rank = 8
+    data_parallel_size: bounds.Parallel = 1
+    tensor_parallel_size: bounds.Parallel = 1
+    max_num_seqs: bounds.Sequences | None = None
+    max_num_batched_tokens: bounds.Tokens | None = None
+    block_size: bounds.Block | None = None  # tokens per KV block; None = vLLM's own (16 on a GPU, 128 on a CPU)
+    num_gpu_blocks: bounds.Blocks | None = None  # --num-gpu-blocks-override: a small cache on purpose
+    kv_cache_gib: bounds.CacheGib | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
     flags: list[str] = []  # passed to vLLM as they are
     env: dict[str, str] = {}
@@ -138,8 +137,8 @@ class TransportSection(_Section):
     """
 
     kind: Literal["bucket", "push", "merged"] = "bucket"
-    retry_s: Annotated[float, Field(gt=0)] = 0.5  # between attempts on a replica whose mount lags
-    deadline_s: Annotated[float, Field(gt=0)] = 60.0  # for one adapter on all replicas, else it is rolled back
+    retry_s: bounds.Seconds = 0.5  # between attempts on a replica whose mount lags
+    deadline_s: bounds.Seconds = 60.0  # for one adapter on all replicas, else it is rolled back
     keep_cache: bool = True  # pause with clear_cache=false: safe because every adapter version has its own name
 
 
@@ -149,8 +148,8 @@ class RoutingSection(_Section):
     policy: Literal["prefix", "round-robin"] = "prefix"
     # Requests a replica may be ahead of the least loaded one and still get a rollout for its cache. The published 8 is
     # the size of a group and spills part of it (tests/bench/routing.py): 12 takes 1 % more rollouts to their prompt.
-    spill_threshold: NonNegative = 12
-    block_size: Positive | None = None  # None: read from the replicas
+    spill_threshold: bounds.Ahead = 12
+    block_size: bounds.Block | None = None  # None: read from the replicas
 
 
 class CapSection(_Section):
@@ -178,13 +177,13 @@ class HardwareSection(_Section):
 
     trainer: str = "cpu"
     replica: str = "cpu"
-    usd_per_hour: Annotated[float, Field(ge=0)] | None = None  # of the whole set-up, when known beforehand
+    usd_per_hour: bounds.UsdOrNothing | None = None  # of the whole set-up, when known beforehand
     image: str = "vllm/vllm-openai:v0.31.0"  # of every Job; the release that trl 1.16 supports
     namespace: str | None = None  # the user or organisation that pays; None: the token's own
     bucket: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "rlkit"
-    budget_usd: Annotated[float, Field(gt=0)] | None = None  # everything is cancelled once it is spent
-    deadline_hours: Annotated[float, Field(gt=0, le=168)] = 24.0  # likewise after so long; also every Job's timeout
-    scheduling_minutes: Annotated[float, Field(gt=0)] = 30.0  # how long a Job may wait for its hardware
+    budget_usd: bounds.Usd | None = None  # everything is cancelled once it is spent
+    deadline_hours: bounds.Hours = 24.0  # likewise after so long; also every Job's timeout
+    scheduling_minutes: bounds.Minutes = 30.0  # how long a Job may wait for its hardware
     network_group: bool = True  # the Jobs of a run reach each other directly; else through the Jobs proxy
 
 

@@ -166,7 +166,12 @@ def _allowed(node: Schema, schema: Schema) -> str:
 
 def _bounds(node: Schema) -> str:
     names = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
-    return " and ".join(f"{word} {node[name]:g}" for name, word in names.items() if name in node)
+    return " and ".join(f"{word} {_plain(node[name])}" for name, word in names.items() if name in node)
+
+
+def _plain(bound: float) -> str:
+    """A bound in digits that could be typed where it is told; `:g` alone makes 1e+06 of a million."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 def _listed(words: list[str]) -> str:

@@ -21,6 +21,12 @@ RUN_OR_PROJECT = (
     " a run of one name the project is meant."
 )
 
+# From here runs/out says which folder is meant; from elsewhere it may be another than the one in mind.
+CHECKOUT = Path(__file__).parents[1]
+
+# Of a word that is meant as a file, not as a run's name.
+FILE_SUFFIXES = (".yaml", ".yml", ".ipynb")
+
 # Names that are near enough to one that is not there; more are no help in one line.
 LISTED_NAMES = 3
 
@@ -106,7 +112,15 @@ def no_run(wanted: str | Path, under: Path = RUNS, what: str = "run") -> str:
         return f"the folder holds no {what} (no {RunFolder(Path(wanted)).recipe.name})"
     there = [path.name for path in under.glob("*") if _holds_run(path)]
     near = difflib.get_close_matches(str(wanted), there, n=LISTED_NAMES)
-    return f"no such {what}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
+    missing = f"no such {what}"
+    if _is_name(wanted) and Path.cwd() != CHECKOUT:
+        elsewhere = f"no run of that name under {under.absolute()}"
+        missing = elsewhere if what == "run" else f"{missing}, and {elsewhere}"
+    return missing + (f" (did you mean {' or '.join(near)}?)" if near else "")
+
+
+def _is_name(wanted: str | Path) -> bool:
+    return Path(wanted).name == str(wanted) and Path(wanted).suffix not in FILE_SUFFIXES
 
 
 def _holds_run(path: Path) -> bool:

@@ -16,12 +16,7 @@ import pandas as pd
 from rlkit.recipe import Recipe
 from rlkit.rollout_signals import rollout_signals
 from rlkit.rows import in_order
-
-# The pipeline starts empty: until the queue, which is made to hold max_staleness steps' worth of samples, has been
-# filled and emptied once, waits and readings are those of a cold start. Step 1 comes on top: it has no perf/step_s, and
-# holds the first sync and every first-use cost.
-DEFAULT_STALENESS = 4  # TRL's default max_staleness, for a run whose recipe is not known
-MAX_WARMUP_STEPS = 10  # a long warm-up would leave nothing of a short run; by then a queue of any size reads steadily
+from rlkit.settling import warmup_steps
 
 PAUSE = "perf/weight_sync_pause_s"  # the first part of perf/weight_sync_s
 
@@ -99,12 +94,6 @@ class Signals:
     def numbers(self) -> dict[str, float | None]:
         """Every signal but the shares, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "shares"}
-
-
-def warmup_steps(recipe: Recipe | None) -> int:
-    """How many steps from the start of a trainer are set aside."""
-    staleness = DEFAULT_STALENESS if recipe is None else recipe.rollout.max_staleness
-    return min(1 + staleness, MAX_WARMUP_STEPS)
 
 
 def settled_steps(frame: pd.DataFrame, recipe: Recipe | None) -> pd.DataFrame:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from rlkit.judgement import MANY_STEPS, MIN_STEPS, Bound, judge
+from rlkit.judgement import MANY_STEPS, Bound, judge
 from rlkit.recipe import Recipe
+from rlkit.settling import MIN_STEPS
 from rlkit.signals import measure, step_numbers
 
 # Enough to see a run change, few enough to stay fast with ten thousand steps.

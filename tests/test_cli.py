@@ -300,7 +300,7 @@ def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
         (f"extends: {LOCAL}\nlearning_rat: 1", "learning_rat: unknown field"),
         (
             f"extends: {LOCAL}\ntrain: {{steps: fifty}}",
-            "train.steps: expected a whole number above 0, got 'fifty'",
+            "train.steps: expected a whole number above 0 and at most 1000000, got 'fifty'",
         ),
         (f"extends: {LOCAL}\nname: a\nname: b", "duplicate key"),
     ],
@@ -461,6 +461,8 @@ def test_a_warning_does_not_stop_a_run(launched: list[Any]) -> None:
 def test_check_says_when_there_is_nothing_to_change() -> None:
     result = rlkit_("check", LOCAL)
     assert (result.exit_code, result.stdout) == (0, f"{LOCAL}: nothing to change\n")
+    result = rlkit_("check", LOCAL, "--engine", "sim", "--set", "train.steps=40", "--set", "train.seed=1")
+    assert result.stdout == f"{LOCAL} with engine=sim, train.steps=40, train.seed=1: nothing to change\n"
 
 
 def test_check_as_json() -> None:
@@ -520,7 +522,7 @@ def test_diagnose_a_runs_folder_reads_what_is_in_it(launched: list[Any], monkeyp
         (["diagnose", "."], ".: the folder holds no run (no recipe.yaml)"),
         (
             ["report", "nothing"],
-            "nothing: no such run; give a run's folder, the name of a run under runs/out, or a notebook",
+            "/runs/out; give a run's folder, the name of a run under runs/out, or a notebook",
         ),
         (["report", "gone.ipynb"], "gone.ipynb"),
         (["report", ".", "-p", "a=1"], "only a notebook takes parameters"),

@@ -76,7 +76,7 @@ def test_the_page_is_the_notebook_of_the_same_runs(monkeypatch: pytest.MonkeyPat
     [
         (
             ["nowhere"],
-            "nowhere: no such run; give a run's folder, the name of a run under runs/out, or PROJECT/RUN in trackio",
+            "/runs/out; give a run's folder, the name of a run under runs/out, or PROJECT/RUN in trackio",
         ),
         (["./nowhere"], "./nowhere: no such run"),
         (["recorded/none"], "recorded/none: not a run's folder; as PROJECT/RUN: trackio project 'recorded' has no run"),

@@ -69,7 +69,17 @@ def test_the_cap_is_held_lower_and_let_go(tmp_path: Path) -> None:
     assert json.loads(folder.control.read_text()) == {"max_inflight": None}
 
 
-@pytest.mark.parametrize(("most", "said"), [("65", "outside 1 to 64"), ("0", "outside 1"), ("few", "or auto")])
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        ("65", "outside 1 to 64"),
+        ("0", "outside 1"),
+        ("few", "or auto"),
+        ("-3", "'-3': give a whole number of rollouts, 1 or more, or auto"),
+        ("2.5", "'2.5': give a whole number"),
+        ("--jsn", "'--jsn': give a whole number"),
+    ],
+)
 def test_a_limit_that_is_none_changes_nothing(tmp_path: Path, most: str, said: str) -> None:
     folder = folder_with(tmp_path, os.getpid())
     code, output = rlkit("cap", folder.path, most)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import recorded
 
+from rlkit.diagnosis import diagnose
 from rlkit.engines import LAUNCHERS
 from rlkit.launch_plan import recipes_under
 from rlkit.preflight import (
@@ -83,6 +85,39 @@ def test_a_finding_reads_as_one_line() -> None:
     assert str(finding) == (
         "serve.max_loras: 5 slots, and max_staleness 4 needs 6; set serve.max_loras to 6 or lower rollout.max_staleness"
     )
+
+
+def test_what_only_a_product_makes_huge_is_an_error_too() -> None:
+    batch = ["train.gradient_accumulation_steps=4096", "train.per_device_train_batch_size=4096"]
+    many = check(LOCAL.with_overrides([*batch, "rollout.max_inflight_tasks=-1"]), FITTING)
+    (error,) = [str(finding) for finding in many if finding.severity == "error"]
+    assert error.startswith("rollout.max_inflight_tasks: TRL's formula makes 67108864 of it, more than 65536 connect")
+    served = ["serve.replicas=1024", "serve.data_parallel_size=2"]
+    assert "serve.replicas: 1024 replicas of 2 engines are 2048; ask for at most 1024 engines" in [
+        str(finding) for finding in check(CHASE.with_overrides(served), ELSEWHERE)
+    ]
+
+
+def test_weights_that_are_synced_once_are_told() -> None:
+    assert found(LOCAL.with_overrides(["rollout.weight_sync_steps=48", "rollout.queue_maxsize=64"])) == {}
+    finding = only(found(LOCAL.with_overrides(["rollout.weight_sync_steps=49", "rollout.queue_maxsize=64"])))
+    assert (finding.severity, str(finding)) == (
+        "warning",
+        "rollout.weight_sync_steps: 49 is more than train.steps 48: every rollout comes from the first weights; "
+        "set it to at most 48, or raise train.steps",
+    )
+
+
+@pytest.mark.parametrize(("staleness", "needed"), [(0, 4), (4, 8), (20, 13)])
+def test_too_few_steps_for_a_verdict_are_told_and_that_many_give_one(staleness: int, needed: int) -> None:
+    changes = [f"rollout.max_staleness={staleness}", f"serve.max_loras={staleness + 2}"]
+    assert found(LOCAL.with_overrides([*changes, f"train.steps={needed}"])) == {}
+    short = LOCAL.with_overrides([*changes, f"train.steps={needed - 1}"])
+    finding = only(found(short))
+    assert (finding.severity, finding.field, finding.fix) == ("warning", "train.steps", f"set it to at least {needed}")
+    frame = recorded("learning-run")
+    assert "can be used" in diagnose(frame.iloc[: needed - 1], short).headline
+    assert "can be used" not in diagnose(frame.iloc[:needed], short).headline
 
 
 # The adapter

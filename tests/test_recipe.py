@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -199,6 +200,49 @@ def test_a_wrong_value_is_named_with_its_field(tmp_path: Path, assignment: str, 
     assert message.endswith(f", got {value}")
 
 
+@pytest.mark.parametrize(
+    ("assignment", "limit"),
+    [
+        ("serve.replicas=100000", "1024"),
+        ("serve.data_parallel_size=1000", "64"),
+        ("rollout.max_inflight_tasks=999999999999999999", "65536"),
+        ("rollout.queue_maxsize=10000000", "1000000"),
+        ("rollout.max_staleness=100000", "1024"),
+        ("rollout.weight_sync_steps=10000000", "1000000"),
+        ("train.steps=10000000", "1000000"),
+        ("train.learning_rate=1e30", "1"),
+        ("train.processes=100000", "1024"),
+        ("train.gradient_accumulation_steps=100000", "4096"),
+        ("train.seed=4294967296", "4294967295"),
+        ("sampling.num_generations=100000", "4096"),
+        ("sampling.temperature=1e30", "100"),
+        ("serve.max_model_len=100000000", "16777216"),
+        ("hardware.budget_usd=1e30", "1000000"),
+        ("transport.deadline_s=1e30", "604800"),
+    ],
+)
+def test_a_value_that_can_only_be_a_slip_is_refused_with_its_limit(tmp_path: Path, assignment: str, limit: str) -> None:
+    field, _, value = assignment.partition("=")
+    message = refusal(write(tmp_path, MINIMAL), [assignment])
+    assert re.fullmatch(
+        rf"--set: {field}: expected a (whole )?number .* at most {limit}( or null)?, got {value.replace('e', 'e.')}",
+        message,
+    )
+    at_the_limit = load_recipe(write(tmp_path, MINIMAL), [f"{field}={float(limit) if 'e30' in value else limit}"])
+    assert f"{field.rpartition('.')[2]}: {limit}" in at_the_limit.to_yaml()
+
+
+def test_no_number_of_a_recipe_is_without_a_limit() -> None:
+    unlimited = [
+        f"{name}.{field}"
+        for name, section in Recipe.model_json_schema()["$defs"].items()
+        for field, node in section["properties"].items()
+        for kind in node.get("anyOf", [node])
+        if kind.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum"} & set(kind)
+    ]
+    assert unlimited == []
+
+
 def test_a_name_that_no_filesystem_takes_is_refused(tmp_path: Path) -> None:
     assert "name: expected up to 100 letters" in refusal(write(tmp_path, MINIMAL), [f"name={'a' * 101}"])
     assert load_recipe(write(tmp_path, MINIMAL), [f"name={'a' * 100}"]).name == "a" * 100
@@ -277,10 +321,10 @@ def test_a_wrong_value_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
     base = write(tmp_path, MINIMAL + "lora: {r: 0}\nsampling: {top_p: 2}\n", "base.yaml")
     path = write(tmp_path, "extends: base.yaml\ntrain: {seed: -1}\nsampling: {top_p: 3}\n")
     assert refusal(path, ["serve.replicas=0"]) == (
-        f"{base}: lora.r: expected a whole number above 0, got 0; "
+        f"{base}: lora.r: expected a whole number above 0 and at most 65536, got 0; "
         f"{path}: sampling.top_p: expected a number above 0 and at most 1, got 3; "
-        "train.seed: expected a whole number of at least 0, got -1; "
-        "--set: serve.replicas: expected a whole number above 0, got 0"
+        "train.seed: expected a whole number of at least 0 and at most 4294967295, got -1; "
+        "--set: serve.replicas: expected a whole number above 0 and at most 1024, got 0"
     )
 
 
@@ -383,6 +427,7 @@ def test_a_difference_is_told_by_field_without_the_name() -> None:
 
 text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 positive = st.integers(1, 10**6)
+ranks = st.integers(1, 512)
 
 
 @st.composite
@@ -392,7 +437,9 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)),
         "model": {"name": draw(text), "revision": draw(st.none() | text)},
         "data": {"name": draw(text), "system_prompt": draw(st.none() | st.text(max_size=30))},
-        "lora": draw(st.none() | st.just({"r": draw(positive), "target_modules": draw(st.lists(text) | text)})),
+        "lora": draw(
+            st.none() | st.just({"r": draw(st.integers(1, 512)), "target_modules": draw(st.lists(text) | text)})
+        ),
         "train": {
             "steps": draw(positive),
             "learning_rate": draw(st.floats(0, 1)),

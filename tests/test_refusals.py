@@ -15,6 +15,7 @@ class Inner(BaseModel):
     size: Annotated[int, Field(gt=0)] = 1
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     limit: Annotated[float, Field(gt=0, le=2)] | None = None
+    many: Annotated[int, Field(le=1_000_000)] = 1
 
 
 class Outer(BaseModel):
@@ -52,14 +53,15 @@ def refused(data: Any, model: type[BaseModel] | None = Outer) -> list[tuple[str,
         ({"name": 3}, "name", "expected small letters, got 3"),
         ({"kind": "there"}, "kind", "expected near or far, got 'there'"),
         ({"maybe": "no"}, "maybe", "expected yes or null, got 'no'"),
-        ({"inner": 3}, "inner", "expected a section (size, share, limit), got 3"),
-        ({"again": [1]}, "again", "expected a section (size, share, limit) or null, got [1]"),
+        ({"inner": 3}, "inner", "expected a section (size, share, limit, many), got 3"),
+        ({"again": [1]}, "again", "expected a section (size, share, limit, many) or null, got [1]"),
         ({"inner": {"size": "9"}}, "inner.size", "expected a whole number above 0, got '9'"),
         ({"inner": {"size": 2.5}}, "inner.size", "expected a whole number above 0, got 2.5"),
         ({"inner": {"size": True}}, "inner.size", "expected a whole number above 0, got true"),
         ({"inner": {"size": None}}, "inner.size", "expected a whole number above 0, got null"),
         ({"inner": {"share": 1}}, "inner.share", "expected a number of at least 0 and below 1, got 1"),
         ({"inner": {"limit": 3}}, "inner.limit", "expected a number above 0 and at most 2 or null, got 3"),
+        ({"inner": {"many": 10**7}}, "inner.many", "expected a whole number at most 1000000, got 10000000"),
         ({"inner": {"share": float("nan")}}, "inner.share", "expected a finite number, got nan"),
         ({"inner": {"share": float("-inf")}}, "inner.share", "expected a finite number, got -inf"),
         ({"again": {"size": 0}}, "again.size", "expected a whole number above 0, got 0"),
@@ -76,7 +78,7 @@ def refused(data: Any, model: type[BaseModel] | None = Outer) -> list[tuple[str,
         ({"some": []}, "some", "expected a list of at least 1, each item a whole number, got []"),
         ({"knd": "near"}, "knd", "unknown field, did you mean kind?"),
         ({"share": 0.5}, "share", "unknown field, did you mean inner.share?"),
-        ({"inner": {"nothing": 1}}, "inner.nothing", "unknown field, there are size, share, limit"),
+        ({"inner": {"nothing": 1}}, "inner.nothing", "unknown field, there are size, share, limit, many"),
         ({"nothing": 1}, "nothing", "unknown field, there are name, kind, maybe, inner, again, words, ..."),
         (3, "", "expected a section (name, kind, maybe, inner, again, words, ...), got 3"),
     ],

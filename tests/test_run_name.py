@@ -20,7 +20,7 @@ from rlkit.cli import app
 from rlkit.errors import BadInput
 from rlkit.recipe import load_recipe
 from rlkit.run_folder import RunFolder
-from rlkit.run_name import Named, find_folder, folder_of, named, recipe_of, run_name
+from rlkit.run_name import Named, find_folder, folder_of, named, no_run, recipe_of, run_name
 
 LOCAL = Path(__file__).parents[1] / "runs" / "local.yaml"
 BEFORE = RunFolder(Path("runs/out/before"))
@@ -63,10 +63,18 @@ def test_who_is_not_there_is_told_with_both_ways_out() -> None:
     with pytest.raises(BadInput) as failure:
         folder_of("befor")
     assert str(failure.value) == (
-        "befor: no such run (did you mean before?); give a run's folder, or the name of a run under runs/out"
+        f"befor: no run of that name under {Path.cwd()}/runs/out (did you mean before?); give a run's folder, or the"
+        " name of a run under runs/out"
     )
     with pytest.raises(BadInput, match=r"^runs: the folder holds no run \(no recipe.yaml\); give a run's folder"):
         folder_of("runs")
+
+
+def test_in_the_checkout_it_is_obvious_where_was_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(LOCAL.parents[1])
+    assert no_run("no-run-is-called-so") == "no such run"
+    monkeypatch.chdir(LOCAL.parent)
+    assert no_run("no-run-is-called-so") == f"no run of that name under {LOCAL.parent}/runs/out"
 
 
 def test_a_recipe_is_a_file_or_that_of_a_run() -> None:
@@ -102,10 +110,11 @@ def test_a_project_comes_before_a_name_and_says_so() -> None:
 def test_what_is_nothing_at_all_is_told_with_every_way_out() -> None:
     log_run("learning-run", "first")
     for subject in ("nothing", "runs/out/nope", "/nowhere/at-all", "./nope", "nothing/first"):
+        missing = f"no run of that name under {Path.cwd()}/runs/out" if subject == "nothing" else "no such run"
         with pytest.raises(BadInput) as failure:
             named(subject)
         assert str(failure.value) == (
-            f"{subject}: no such run; give a run's folder, the name of a run under runs/out, a trackio project"
+            f"{subject}: {missing}; give a run's folder, the name of a run under runs/out, a trackio project"
             " (there are: recorded), or PROJECT/RUN"
         )
     with pytest.raises(BadInput, match="no such run"):
@@ -226,7 +235,8 @@ def test_a_name_of_nothing_is_one_line_with_the_ways_out(command: Callable[[str]
     result = rlkit(*command("befor"))
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: befor: no such ")
+    assert line.startswith("error: befor: no ")
+    assert f"no run of that name under {Path.cwd()}/runs/out" in line
     assert "did you mean before?" in line
     assert "a run's folder" in line
     assert "the name of a run under runs/out" in line

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlkit.errors import BadInput
-from rlkit.recipe import POLICY_NAME, NonNegative, Positive, RoutingSection, TransportSection
+from rlkit.recipe import POLICY_NAME, RoutingSection, TransportSection
+from rlkit.recipe_bounds import NonNegative, Positive
 from rlkit.refusals import refusals
 from rlkit.serving.bearer import Bearer, bearer_from
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlkit.recipe import Recipe
-from rlkit.signals import warmup_steps
+from rlkit.settling import warmup_steps
 from rlkit.simulation.simulate import Simulation
 
 

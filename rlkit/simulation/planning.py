@@ -25,7 +25,7 @@ from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
 from rlkit.price import usd_per_hour
 from rlkit.recipe import Recipe, recipe_diff
-from rlkit.signals import warmup_steps
+from rlkit.settling import warmup_steps
 from rlkit.simulation.constants import Physics
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate

@@ -12,7 +12,7 @@ from typing import Any
 from rlkit import machine
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.recipe import Recipe
-from rlkit.signals import warmup_steps
+from rlkit.settling import warmup_steps
 from rlkit.simulation.constants import Physics, Workload
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate

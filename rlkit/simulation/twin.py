@@ -19,7 +19,8 @@ import pandas as pd
 from rlkit.errors import BadInput
 from rlkit.leverage import NO_WAIT
 from rlkit.recipe import Recipe
-from rlkit.signals import Signals, column, measure, settled_steps, warmup_steps
+from rlkit.settling import warmup_steps
+from rlkit.signals import Signals, column, measure, settled_steps
 from rlkit.simulation.frame import frame_of
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.replica import slower
