@@ -110,7 +110,7 @@ def run(
     terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
     try:
         verdict = write_results(recipe, target, report)
-    except (RlkitError, OSError, KeyboardInterrupt):
+    except (RlkitError, OSError, KeyboardInterrupt, SystemExit):
         again = f"rlkit {'report' if report else 'diagnose'} {place}"
         terminal.say(f"the run itself is complete; read it with: {again}", terminal.err)
         raise

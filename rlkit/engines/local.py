@@ -32,11 +32,11 @@ from rlkit.engines.lock import RunLock
 from rlkit.engines.memory import PeakMemory
 from rlkit.engines.receivers import Receivers
 from rlkit.engines.step_lines import StepLines
-from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
+from rlkit.sigterm import sigterm_as_exit
 from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.model_cache import build_command, cached_model
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME, MODEL_NAMES

@@ -14,9 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from rlkit import machine
@@ -24,6 +22,7 @@ from rlkit.counsel import Limits
 from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
 from rlkit.price import usd_per_hour
+from rlkit.process_pool import process_pool
 from rlkit.recipe import Recipe, recipe_diff
 from rlkit.signals import warmup_steps
 from rlkit.simulation.constants import Physics
@@ -115,7 +114,7 @@ def plan(
     now = Situation(recipe, samples_per_step(recipe, tokens), tokens)
     points: list[Point] = []
     pruned = 0
-    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
+    with process_pool(processes or machine.cores()) as pool:
         as_it_is = pool.submit(_simulate, (recipe, recipe, physics)).result()
         satisfied: set[int] = set()  # shapes whose trainer no longer waits
         for replicas in range(1, recipe.serve.replicas + MORE_REPLICAS + 1):
