@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,11 +15,23 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
     The tasks have nothing to finish: what one was at is lost then.
     """
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        try:
-            yield pool
-        except BaseException:
-            # Public from Python 3.14 on, as terminate_workers. The pool takes it for a crash, and leaves the rest.
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            raise
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_leave_stops_to_the_parent)
+    try:
+        yield pool
+    except BaseException:
+        # Public from Python 3.14 on, as kill_workers.
+        running = list((pool._processes or {}).values())
+        # Before its processes end: else the pool takes it for a crash, and stumbles over tasks that map has cancelled.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            process.kill()
+        for process in running:
+            process.join()
+        raise
+    pool.shutdown()
+
+
+def _leave_stops_to_the_parent() -> None:
+    """Ctrl-C, and timeout(1), signal the whole group: processes that end on their own say so, or look like a crash."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -9,17 +9,20 @@ import sys
 import psutil
 import pytest
 
-# Two processes in the middle of a task when the signal comes.
+# Processes in the middle of a task when the signal comes, and more tasks that wait.
 STOPPED = """
-import os, signal, time
+import os, signal, threading, time
 from rlkit.process_pool import process_pool
 from rlkit.sigterm import sigterm_as_exit
 with sigterm_as_exit(), process_pool(2) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
-    tasks = [pool.submit(time.sleep, 600) for _ in range(8)]
-    while sum(task.running() for task in tasks) < 2:
-        time.sleep(0.01)
-    signal.raise_signal(signal.{name})
+    task = pool.submit(time.sleep, 600)
+    def stop():
+        while not task.running():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.{name})
+    threading.Thread(target=stop).start()
+    list(pool.map(time.sleep, [600] * 8))
 """
 
 
@@ -29,5 +32,7 @@ def test_a_stop_leaves_no_process_and_no_warning(name: str) -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     if name == "SIGTERM":
         assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
+    else:
+        assert ended.stderr.count("Traceback") == 1  # of KeyboardInterrupt, which the command line tells in a line
     assert "leaked" not in ended.stderr
     assert not psutil.pid_exists(int(ended.stdout))
