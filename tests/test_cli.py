@@ -693,7 +693,7 @@ def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyP
             cells, [published.VerdictCell("r1", "trainer-bound", ["trainer"], None, True)], 9.0, 4.0
         )
 
-    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, None))
+    monkeypatch.setattr(published, "compare", lambda seeds, on_done: compared(True, None))
     good = rlkit_("simulate", "--published")
     assert good.exit_code == 0
     assert "0 of 2 judged figures are out of tolerance." in good.stdout
@@ -701,7 +701,7 @@ def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyP
     assert any(
         re.fullmatch(r" r1-dp2-tb16k-nockpt  figure-0  share .* yes: 5% *", line) for line in good.stdout.splitlines()
     )
-    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, False))
+    monkeypatch.setattr(published, "compare", lambda seeds, on_done: compared(True, False))
     bad = rlkit_("simulate", "--published", "--json")
     assert bad.exit_code == 1
     assert json.loads(bad.stdout)["misses"] == ["r1-dp2-tb16k-nockpt figure-1"]
