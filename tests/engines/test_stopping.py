@@ -26,8 +26,8 @@ from rlkit.run_folder import RunFolder
 from rlkit.sigterm import sigterm_as_exit
 with RunLock(RunFolder(Path(sys.argv[1]))) as lock, sigterm_as_exit():
     lock.note("running")
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         signal.pause()
     except SystemExit:
         lock.note("stopped")
