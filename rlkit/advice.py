@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 import pandas as pd
 
@@ -21,6 +19,7 @@ from rlkit.counsel import Advice, Counsel, Figures, Limits, Objective, Refused, 
 from rlkit.diagnosis import Verdict, diagnose
 from rlkit.errors import BadInput, RlkitError
 from rlkit.pace import mean_step_s
+from rlkit.process_pool import process_pool
 from rlkit.recipe import Recipe, recipe_diff
 from rlkit.settling import warmup_steps
 from rlkit.signals import measure, settled_steps
@@ -197,12 +196,8 @@ def _simulate_all(jobs: Sequence[tuple[Recipe, Twin, int]], processes: int | Non
     workers = min(processes or machine.cores(), len(jobs))
     if workers <= 1:
         return [_simulate(job) for job in jobs]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        try:
-            return list(pool.map(_simulate, jobs))
-        except BaseException:  # Ctrl-C, too: what has not begun does not begin
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with process_pool(workers) as pool:
+        return list(pool.map(_simulate, jobs))
 
 
 def _simulate(job: tuple[Recipe, Twin, int]) -> _Simulated | str:

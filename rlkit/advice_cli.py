@@ -65,7 +65,7 @@ def advise(
     if run.recipe is None:
         raise BadInput(f"{subject}: advice needs the run's recipe, and it was logged without one")
     _needs_price(run.recipe, budget)
-    with terminal.err.status("simulating what could be changed"):
+    with terminal.working("simulating what could be changed"):
         limits = Limits(deadline, budget)
         counsel = advise_on(run.frame, run.recipe, objective, limits, learning, steps, run.verdict)
     if as_json:

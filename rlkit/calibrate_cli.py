@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +12,6 @@ from rlkit.errors import BadInput
 from rlkit.run_name import folder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rlkit.simulation.published_fit import PublishedFit
 
 
@@ -50,7 +46,7 @@ def calibrate(
     if published:
         from rlkit.simulation.published_fit import fit_published
 
-        with _simulations() as told:
+        with terminal.working("simulating the published runs") as told:
             fitted = fit_published(hold_out or (), only or (), on_simulated=told)
         fitted.save(out)
         if as_json:
@@ -71,31 +67,14 @@ def calibrate(
         if recipe is not None and recipe.engine == "sim":
             raise BadInput(f"{folder.path}: a simulated run; constants are fitted to real ones")
         runs.append(LoggedRun(str(folder.path), logged.frame, recipe))
-    calibration = calibrate_runs(runs)
+    with terminal.working("fitting the simulator's constants"):
+        calibration = calibrate_runs(runs)
     calibration.save(out)
     if as_json:
         terminal.print_json(calibration.to_dict())
     else:
         terminal.print_calibration(calibration)
         terminal.say(f"Constants: {out}")
-
-
-@contextmanager
-def _simulations() -> Iterator[Callable[[int, int], None]]:
-    """A bar of simulations done on a terminal, a line every so many elsewhere."""
-    if not terminal.err.is_terminal:
-        yield (
-            lambda done, planned: (
-                terminal.say(f"{done} of about {planned} simulations", terminal.err) if done % 20 == 0 else None
-            )
-        )
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("simulations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal.err, transient=True) as progress:
-        task = progress.add_task("simulations", total=None)
-        yield lambda done, planned: progress.update(task, completed=done, total=planned)
 
 
 def _print_fit(fitted: PublishedFit) -> None:

@@ -110,7 +110,7 @@ def run(
     terminal.say("reading the run back" + (" and writing its report" if report else ""), terminal.err)
     try:
         verdict = write_results(recipe, target, report)
-    except (RlkitError, OSError, KeyboardInterrupt):
+    except (RlkitError, OSError, KeyboardInterrupt, SystemExit):
         again = f"rlkit {'report' if report else 'diagnose'} {place}"
         terminal.say(f"the run itself is complete; read it with: {again}", terminal.err)
         raise
@@ -183,7 +183,8 @@ def predict(
     recipe, _ = _load(recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
     physics, workload = load_constants(constants, recipe.model.name) if constants else (None, None)
-    prediction = predict_recipe(recipe, seeds, physics, workload)
+    with terminal.working(f"simulating {recipe.name}"):
+        prediction = predict_recipe(recipe, seeds, physics, workload)
     if as_json:
         terminal.print_json(prediction.to_dict())
     else:
@@ -210,7 +211,8 @@ def plan(
 
     recipe, _ = _load(recipe_file, "sim", overrides)
     _stop_at_errors_of(recipe)
-    found = plan_recipe(recipe, budget, deadline, sync_steps or ())
+    with terminal.working(f"simulating ways to run {recipe.name}") as told:
+        found = plan_recipe(recipe, budget, deadline, sync_steps or (), on_done=told)
     if as_json:
         terminal.print_json(found.to_dict())
     else:
@@ -230,7 +232,8 @@ def simulate(
 
     if not published:
         raise BadInput("rlkit simulate: give --published; a recipe is simulated by: rlkit run RECIPE --engine sim")
-    comparison = compare(seeds)
+    with terminal.working("simulating the published runs") as told:
+        comparison = compare(seeds, on_done=told)
     if as_json:
         terminal.print_json(comparison.to_dict())
     else:

@@ -12,6 +12,7 @@ import typer
 
 from rlkit import terminal
 from rlkit.errors import BadInput, RlkitError
+from rlkit.sigterm import TERMINATED, sigterm_as_exit
 
 # What a user gets wrong about files; anything else (a full disk, say) is the machine's failure.
 _USERS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
@@ -19,6 +20,8 @@ _USERS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, e
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended: 128 + SIGINT
+# No error: somebody wanted it, and what was being done may be complete. rlkit.console says the same.
+STOPPED = "rlkit: stopped"
 
 
 class OneLineErrors(typer.core.TyperGroup):
@@ -30,7 +33,7 @@ class OneLineErrors(typer.core.TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _one_line(ctx):
+        with _one_line(ctx), sigterm_as_exit():
             return super().invoke(ctx)
 
 
@@ -58,8 +61,13 @@ def _one_line(ctx: Any) -> Iterator[None]:
         terminal.print_error(f"{error.filename}: {reason}" if error.filename else f"cannot write: {reason}")
         raise typer.Exit(BadInput.exit_code if error.errno in _USERS else RlkitError.exit_code) from None
     except KeyboardInterrupt:
-        terminal.print_error("stopped")
+        terminal.say(STOPPED, terminal.err)
         raise typer.Exit(INTERRUPTED) from None
+    except SystemExit as ended:
+        if ended.code != TERMINATED:
+            raise
+        terminal.say(STOPPED, terminal.err)
+        raise typer.Exit(TERMINATED) from None
 
 
 def _named(error: typer.BadParameter) -> str:

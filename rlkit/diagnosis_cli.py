@@ -95,8 +95,6 @@ def evaluate_diagnosis(
 
     Goes on where it was interrupted. The seeds 61, 62 and 63 had no part in tuning, neither half of them.
     """
-    from rich.progress import Progress
-
     from rlkit import machine
     from rlkit.errors import BadInput
     from rlkit.evaluation.evaluate import HALVES, evaluate, judge_stored, score
@@ -110,15 +108,8 @@ def evaluate_diagnosis(
         if not judged:
             raise BadInput("--stored: no run of these scenarios is there yet; leave it out to simulate them")
     else:
-        with Progress(console=terminal.err, transient=True) as progress:
-            task = progress.add_task("labelled runs")
-            judged = evaluate(
-                drawn,
-                labels,
-                seeds,
-                processes,
-                lambda done, whole: progress.update(task, completed=done, total=whole),
-            )
+        with terminal.working("labelling runs") as told:
+            judged = evaluate(drawn, labels, seeds, processes, told)
     scores = {half: score([run for run in judged if run.half == half]) for half in HALVES} | {"all": score(judged)}
     if as_json:
         terminal.print_json({name: one.to_dict() for name, one in scores.items()})

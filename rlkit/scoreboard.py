@@ -156,9 +156,14 @@ def headline(board: pd.DataFrame) -> str:
     elif not (pd.isna(old) or pd.isna(new)):
         what += f": the median step goes from {number(old)} s to {number(new)} s"
     if not (pd.isna(old) or pd.isna(new)) and new > 0:
-        factor = old / new
-        what += f", {number(factor)} times as fast" if factor >= 1 else f", {number(1 / factor)} times as slow"
+        what += f", {_as_fast(old / new)}"
     return f"{what}; what bounded them: {sides}."
+
+
+def _as_fast(factor: float) -> str:
+    times, what = (factor, "fast") if factor >= 1 else (1 / factor, "slow")
+    told = number(times)
+    return "as fast" if told == "1" else f"{told} times as {what}"
 
 
 def _pace(row: pd.Series[Any]) -> str:

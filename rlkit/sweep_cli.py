@@ -26,25 +26,27 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a notebook for every point of a grid; the same command again goes on where it was stopped."""
-    from rlkit.sweep import load_sweep
-
     if grid.is_dir():
         raise BadInput(f"{grid}: is a folder; name the grid's file (YAML)")
-    planned = load_sweep(grid)
-    if jobs is not None:
-        planned = planned.limited(jobs)
-    from rlkit.sweep_current import code_digest, finished, note_written
-    from rlkit.sweep_folder import SweepFolder
+    with terminal.working(f"reading {grid}"):
+        from rlkit.sweep import load_sweep
 
-    folder = SweepFolder(out or RUNS / grid.stem)
-    code = code_digest()
-    results = finished(planned, folder, code)
+        planned = load_sweep(grid)
+        if jobs is not None:
+            planned = planned.limited(jobs)
+        from rlkit.sweep_current import code_digest, finished, note_written
+        from rlkit.sweep_folder import SweepFolder
+
+        folder = SweepFolder(out or RUNS / grid.stem)
+        code = code_digest()
+        results = finished(planned, folder, code)
     if results is None or (retry_failed and any(end.status == "failed" for end in results.values())):
         again = shlex.join(["rlkit", "sweep", str(grid), *_place(out, jobs)])
         results = _run(planned, folder, retry_failed, yes, again)
         from rlkit.sweep_run import write_index  # here: it imports for seconds what a sweep without work needs not
 
-        write_index(folder)
+        with terminal.working("writing the sweep's index"):
+            write_index(folder)
         note_written(planned, folder, results, code)
     else:
         terminal.say(f"{_counted(planned)}: all have ended before", terminal.err)
@@ -56,6 +58,7 @@ def _run(planned: Sweep, folder: SweepFolder, retry_failed: bool, yes: bool, aga
     rented = sum(point.recipe.engine == "hf" for point in planned.points)
     if rented and not yes and not terminal.agreed(f"at most ${planned.limits.usd:.2f} for {rented} points"):
         raise typer.Exit(1)
+    terminal.say(f"{_counted(planned)} in {folder.path}", terminal.err)
     from rlkit.sweep_folder import in_words
     from rlkit.sweep_run import run_sweep
 
@@ -64,7 +67,6 @@ def _run(planned: Sweep, folder: SweepFolder, retry_failed: bool, yes: bool, aga
     def tell(point: Point, ended: Ended, count: int) -> None:
         terminal.say(f"[{count}/{total}] {in_words(point, ended)}", terminal.err)
 
-    terminal.say(f"{_counted(planned)} in {folder.path}", terminal.err)
     try:
         results = run_sweep(planned, folder.path, tell, retry_failed)
     except (KeyboardInterrupt, SystemExit):

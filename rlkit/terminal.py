@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,6 +36,11 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 # Of a table that no terminal shows: the widest one here, of published figures, has 150 columns. rich takes 80 then.
 PIPED_WIDTH = 160
 
+# Where no terminal shows a spinner: work that is over sooner needs no word.
+QUIET_S = 2.0
+# And a count that is read in a log needs few lines.
+COUNT_EVERY_S = 30.0
+
 
 def say(text: str, console: Console = out, style: str | None = None) -> None:
     """One line, as it is: brackets in it are no markup."""
@@ -43,6 +51,39 @@ def tell(note: str | None) -> None:
     """A line on stderr beside the answer, where there is one to say."""
     if note is not None:
         say(note, err)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Say on stderr what is being done while it lasts; called with n and m, also how much of it.
+
+    A spinner on a terminal; elsewhere a line once it takes seconds, and one now and then with the count.
+    """
+    if err.is_terminal:
+        from rich.markup import escape
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[count]}"))
+        with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
+            task = progress.add_task(escape(what), total=None, count="")
+            yield lambda done, whole: progress.update(task, count=f"{done} of {whole}")
+        return
+    last = time.monotonic()
+
+    def tell_count(done: int, whole: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= COUNT_EVERY_S:
+            last = time.monotonic()
+            say(f"{what}: {done} of {whole}", err)
+
+    first = threading.Timer(QUIET_S, say, (f"{what} ...", err))
+    first.daemon = True
+    first.start()
+    try:
+        yield tell_count
+    finally:
+        first.cancel()
+        first.join()
 
 
 def print_table(table: Table) -> None:

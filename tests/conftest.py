@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,12 @@ settings.load_profile("rlkit")
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path / "trackio", monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A loop of uvloop that has served leaves its handlers behind, and they swallow what a later test sends."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -9,6 +9,7 @@ from recorded_runs import recipe
 from run_folders import run_folder
 from typer.testing import CliRunner, Result
 
+from rlkit import terminal
 from rlkit.cli import app
 from rlkit.simulation import published_fit
 from rlkit.simulation.published_fit import CellFit, Constants, PublishedFit
@@ -40,7 +41,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence[str], Sequence
     return calls
 
 
-def test_a_fit_shows_constants_and_residuals(asked: list[object], tmp_path: Path) -> None:
+def test_a_fit_shows_constants_and_residuals(
+    asked: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "COUNT_EVERY_S", 0.0)
     out = tmp_path / "constants.json"
     options = ("--hold-out", "r1-dp2:wall_clock_min", "--only", "row_s")
     result = rlkit_("--published", *options, "--out", str(out))
@@ -50,7 +54,7 @@ def test_a_fit_shows_constants_and_residuals(asked: list[object], tmp_path: Path
     assert ["row_s", "0.2945", "0.3", "+1.9%"] in rows
     assert ["r1-dp2:perf/fwd_bwd_s", "21.9", "21", "21.8", "-0.5%"] in rows
     assert ["r1-dp2:wall_clock_min", "207", "200", "206", "-0.5%", "held", "out"] in rows
-    assert "40 of about 40 simulations" in result.stderr
+    assert "simulating the published runs: 40 of 40" in result.stderr
     assert json.loads(out.read_text())["physics"]["row_s"] == 0.2945
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -230,7 +231,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyboardInterrupt(), logged=True)
     result = rlkit_("run", LOCAL)
     assert result.exit_code == 130
-    assert ANSI.sub("", result.stderr).splitlines()[-1] == "error: stopped"
+    assert ANSI.sub("", result.stderr).splitlines()[-1] == "rlkit: stopped"
     assert Path("runs/out/local/metrics.parquet").exists()
 
 
@@ -258,7 +259,8 @@ def test_a_run_that_never_began_cannot_be_continued(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rlkit.engines, "launch", launch)
-    assert one_error(rlkit_("run", LOCAL), 130) == "error: stopped"
+    ended = rlkit_("run", LOCAL)
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (130, "", "rlkit: stopped\n")
 
 
 def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,20 +274,27 @@ def test_a_run_interrupted_while_its_jobs_stop_is_complete(monkeypatch: pytest.M
     ended = rlkit_("run", LOCAL)
     assert "the run itself is complete; read it with: rlkit report" in ended.stderr
     assert "continue with" not in ended.stderr
+    assert "error" not in ended.stderr
 
 
 @pytest.mark.parametrize(("options", "command"), [([], "report"), (["--no-report"], "diagnose")])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_whose_results_are_interrupted_says_how_to_read_it(
-    options: list[str], command: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    command: str,
+    number: signal.Signals,
+    exit_code: int,
+    launched: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr("rlkit.results.write_results", interrupted)
     result = rlkit_("run", LOCAL, *options)
-    assert result.exit_code == 130
+    assert result.exit_code == exit_code
     lines = ANSI.sub("", result.stderr).splitlines()
-    assert lines[-2:] == [f"the run itself is complete; read it with: rlkit {command} runs/out/local", "error: stopped"]
+    assert lines[-2:] == [f"the run itself is complete; read it with: rlkit {command} runs/out/local", "rlkit: stopped"]
 
 
 # Bad input: one line, exit code 2, nothing started. `check` refuses the same.
@@ -686,7 +695,7 @@ def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyP
             cells, [published.VerdictCell("r1", "trainer-bound", ["trainer"], None, True)], 9.0, 4.0
         )
 
-    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, None))
+    monkeypatch.setattr(published, "compare", lambda seeds, on_done: compared(True, None))
     good = rlkit_("simulate", "--published")
     assert good.exit_code == 0
     assert "0 of 2 judged figures are out of tolerance." in good.stdout
@@ -694,7 +703,7 @@ def test_the_comparison_in_a_table_and_its_exit_code(monkeypatch: pytest.MonkeyP
     assert any(
         re.fullmatch(r" r1-dp2-tb16k-nockpt  figure-0  share .* yes: 5% *", line) for line in good.stdout.splitlines()
     )
-    monkeypatch.setattr(published, "compare", lambda seeds: compared(True, False))
+    monkeypatch.setattr(published, "compare", lambda seeds, on_done: compared(True, False))
     bad = rlkit_("simulate", "--published", "--json")
     assert bad.exit_code == 1
     assert json.loads(bad.stdout)["misses"] == ["r1-dp2-tb16k-nockpt figure-1"]

@@ -1,11 +1,16 @@
-"""The command's first moments: Ctrl-C while it imports what it needs."""
+"""How the command is stopped: while it imports what it needs, and later."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from rlkit import doctor
+from rlkit.cli import app
 
 # Sends Ctrl-C when a module is first asked for, as early or late as one likes.
 INTERRUPTED_AT = """
@@ -36,3 +41,17 @@ def test_command_runs() -> None:
     ended = subprocess.run([sys.executable, "-m", "rlkit", "--help"], capture_output=True, text=True)
     assert ended.returncode == 0
     assert "doctor" in ended.stdout
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_says_so_in_one_line(
+    number: signal.Signals, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> list[doctor.Line]:
+        signal.raise_signal(number)
+        return []
+
+    monkeypatch.setattr(doctor, "examine", stopped)
+    ended = CliRunner().invoke(app, ["doctor"])
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (exit_code, "", "rlkit: stopped\n")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -17,7 +17,7 @@ from rlkit.cli import app
 # The engine's part: it notes itself, unwinds at SIGTERM, and notes how it ended.
 ENGINE = """
 import json, os, pathlib, sys, time
-from rlkit.engines.stopping import sigterm_as_exit
+from rlkit.sigterm import sigterm_as_exit
 state = pathlib.Path(sys.argv[1])
 note = lambda status: state.write_text(json.dumps({"status": status, "pid": os.getpid(), "updated": time.time()}))
 with sigterm_as_exit():

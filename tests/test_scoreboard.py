@@ -118,6 +118,13 @@ def test_runs_of_different_lengths_are_compared_by_their_step() -> None:
     assert headline(board).startswith("2 runs: the median step goes from 4 s to 1 s, 4 times as fast")
 
 
+@pytest.mark.parametrize("seconds", [1.0, 1.001, 0.999])
+def test_equal_runs_are_as_fast(seconds: float) -> None:
+    board = scoreboard({"one": generation_bound(), "same": generation_bound("same", "train.steps=80")})
+    board.loc["same", "step_s"] = seconds
+    assert ", as fast; what bounded them: " in headline(board)
+
+
 def test_a_weight_sync_is_split_and_its_loads_are_counted_by_attempts() -> None:
     syncs = weight_syncs({"slow": trainer_bound(proxy=PROXY), "fast": generation_bound()})
     slow = syncs.loc["slow"]

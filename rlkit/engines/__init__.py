@@ -7,6 +7,7 @@ stopping.py  how a run is ended from outside      background.py  a run started b
 memory.py  how much the jobs took together          parent_watch.py  ends a process when its parent is gone
 checkpoint.py  what a run in a folder resumes from
 step_lines.py  the steps that a trainer adds to its file, copied where it is elsewhere
+waiting.py  what is said while the replicas start
 receivers.py  beside the replicas of a local run that pushes its adapters
 sim.py     no processes: the simulator in the place of all jobs
 

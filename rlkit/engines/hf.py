@@ -39,12 +39,13 @@ from rlkit.engines.hf_wheel import pack_wheel, wheel_path
 from rlkit.engines.lock import RunLock
 from rlkit.engines.state import read_state
 from rlkit.engines.step_lines import StepCopy
-from rlkit.engines.stopping import first_stop_held_back, sigterm_as_exit
+from rlkit.engines.stopping import first_stop_held_back
 from rlkit.errors import BadInput, RlkitError, RunFailed
 from rlkit.price import usd_paid
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import HEALTH_TIMEOUT_S
+from rlkit.sigterm import sigterm_as_exit
 
 # vLLM loads, compiles and captures for minutes on a GPU; TRL's own wait is shorter than that.
 READY_TIMEOUT_S = 900.0

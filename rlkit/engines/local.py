@@ -32,17 +32,20 @@ from rlkit.engines.lock import RunLock
 from rlkit.engines.memory import PeakMemory
 from rlkit.engines.receivers import Receivers
 from rlkit.engines.step_lines import StepLines
-from rlkit.engines.stopping import sigterm_as_exit
+from rlkit.engines.waiting import Waiting
 from rlkit.errors import RunFailed
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.replica import DIRECT, healthy, vllm_command, vllm_environment, wait_until_ready
+from rlkit.sigterm import sigterm_as_exit
 from rlkit.training.launch import trainer_command, trainer_environment
 from rlkit.training.model_cache import build_command, cached_model
 from rlkit.training.toy_task import DATA_NAME, MODEL_NAME, MODEL_NAMES
 
 # vLLM on an idle two-core machine needs about a minute; with a large model on a slow disk it is many.
 READY_TIMEOUT_S = 900.0
+# Rare enough for a log, and soon enough that nobody takes the run for stuck.
+NOT_READY_EVERY_S = 30.0
 # The proxy imports little; a minute covers a machine whose cores are all taken by starting replicas.
 PROXY_TIMEOUT_S = 60.0
 # An engine that died behind a living server shows only in /health. Three in a row, so that one slow answer is not an
@@ -158,18 +161,27 @@ class _LocalRun:
             job = self._start(f"replica-{index}", command, environment)
             self._replicas.append((job, f"http://127.0.0.1:{port}"))
         pool = ThreadPoolExecutor(count)
+        began, waiting = time.monotonic(), Waiting(NOT_READY_EVERY_S)
+
+        def ready() -> bool:
+            missing = self._not_ready(waits)
+            line = waiting.look(time.monotonic() - began, [f"{job.name} ({job.log})" for job in missing])
+            if line is not None:
+                self._on_event(Event("log", text=line))
+            return not missing
+
         try:
             waits = [pool.submit(wait_until_ready, url, self._stopping) for _, url in self._replicas]
-            self._until(lambda: self._all_ready(waits), READY_TIMEOUT_S, "replicas' first completion")
+            self._until(ready, READY_TIMEOUT_S, "replicas' first completion")
         finally:
             pool.shutdown(wait=False)
 
-    def _all_ready(self, waits: list[Future[bool]]) -> bool:
+    def _not_ready(self, waits: list[Future[bool]]) -> list[Job]:
         for wait, (job, _) in zip(waits, self._replicas, strict=True):
             error = wait.exception() if wait.done() else None
             if error is not None:
                 raise RunFailed(f"{job.name}: {error}\n{job.tail()}") from error
-        return all(wait.done() for wait in waits)
+        return [job for wait, (job, _) in zip(waits, self._replicas, strict=True) if not wait.done()]
 
     def _start_receivers(self) -> Receivers:
         pushes = self._recipe.transport.kind == "push"

@@ -16,10 +16,10 @@ from typing import Any
 from rlkit.engines.base import Confirm, Event, OnEvent, Outcome, agree
 from rlkit.engines.checkpoint import claim_folder
 from rlkit.engines.lock import RunLock
-from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.recipe import Recipe
 from rlkit.run_folder import RunFolder
 from rlkit.serving.router import DECISIONS
+from rlkit.sigterm import sigterm_as_exit
 from rlkit.simulation.frame import logged_rows
 from rlkit.simulation.recipes import translate
 from rlkit.simulation.simulate import Simulation, Step, simulate

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
 
 import psutil
 
@@ -34,25 +33,6 @@ def ask_to_stop(folder: RunFolder) -> int:
 
 
 @contextlib.contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """Let `kill <pid>` unwind as Ctrl-C does, so that jobs are stopped and the state is noted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def exit_now(number: int, frame: object) -> NoReturn:
-        # A Jupyter kernel that is shut down repeats the signal within milliseconds: once is enough, jobs take longer.
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, exit_now)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextlib.contextmanager
 def first_stop_held_back() -> Iterator[None]:
     """Finish the block before a Ctrl-C or SIGTERM is raised; only a Ctrl-C after it gets through at once.
 
@@ -69,7 +49,7 @@ def first_stop_held_back() -> Iterator[None]:
 
     def hold(number: int, frame: object) -> None:
         held.append(number)
-        # A SIGTERM that is repeated within milliseconds is a kernel's, see above; a person who repeats has waited.
+        # A SIGTERM that is repeated within milliseconds is a kernel's (rlkit.sigterm); a person who repeats has waited.
         if signal.SIGINT in previous:
             signal.signal(signal.SIGINT, previous[signal.SIGINT])
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from typing import Any
 
 from rlkit import machine
@@ -21,6 +19,7 @@ from rlkit.errors import BadInput
 from rlkit.evaluation.interventions import LEAST_GAIN, Labelled, label
 from rlkit.evaluation.scenarios import KINDS, Scenario
 from rlkit.evaluation.store import LabelStore
+from rlkit.process_pool import process_pool
 
 SEEDS = 3
 
@@ -129,14 +128,10 @@ def evaluate(
     jobs = [(scenario, seed, store) for scenario in drawn for seed in range(seeds)]
     missing = [job for job in jobs if store.get(job[0], job[1]) is None]
     if missing:
-        with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
-            try:
-                for number, _ in enumerate(pool.map(_simulate, missing), len(jobs) - len(missing) + 1):
-                    if on_run is not None:
-                        on_run(number, len(jobs))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        with process_pool(processes or machine.cores()) as pool:
+            for number, _ in enumerate(pool.map(_simulate, missing), len(jobs) - len(missing) + 1):
+                if on_run is not None:
+                    on_run(number, len(jobs))
     return judge_stored(drawn, store, seeds)
 
 

@@ -14,9 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from rlkit import machine
@@ -24,6 +22,7 @@ from rlkit.counsel import Limits
 from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
 from rlkit.price import usd_per_hour
+from rlkit.process_pool import process_pool
 from rlkit.recipe import Recipe, recipe_diff
 from rlkit.settling import warmup_steps
 from rlkit.simulation.constants import Physics
@@ -100,11 +99,13 @@ def plan(
     sync_intervals: Sequence[int] = (),
     physics: Physics | None = None,
     processes: int | None = None,
+    on_done: Callable[[int, int], None] = lambda done, whole: None,
 ) -> Plan:
     """Search for the best ways to run a recipe; only points within the budget and the deadline are kept.
 
-    `sync_intervals` are values of weight_sync_steps to try besides the recipe's, which changes what is learned. Raises
-    BadInput when a budget is given and the recipe does not say what an hour costs.
+    `sync_intervals` are values of weight_sync_steps to try besides the recipe's, which changes what is learned.
+    `on_done` gets how many of how many candidates are dealt with. Raises BadInput when a budget is given and the recipe
+    does not say what an hour costs.
     """
     if budget_usd is not None and recipe.hardware.usd_per_hour is None:
         raise BadInput("hardware.usd_per_hour: not set, and a budget needs it")
@@ -115,17 +116,22 @@ def plan(
     now = Situation(recipe, samples_per_step(recipe, tokens), tokens)
     points: list[Point] = []
     pruned = 0
-    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
+    most_replicas = recipe.serve.replicas + MORE_REPLICAS
+    whole = most_replicas * len(IN_FLIGHT_PER_REPLICA) * len(shapes)
+    with process_pool(processes or machine.cores()) as pool:
         as_it_is = pool.submit(_simulate, (recipe, recipe, physics)).result()
         satisfied: set[int] = set()  # shapes whose trainer no longer waits
-        for replicas in range(1, recipe.serve.replicas + MORE_REPLICAS + 1):
+        for replicas in range(1, most_replicas + 1):
             for per_replica in IN_FLIGHT_PER_REPLICA:
                 open_shapes = [number for number in range(len(shapes)) if number not in satisfied]
                 pruned += len(shapes) - len(open_shapes)
                 served = [f"serve.replicas={replicas}", *generation(now, replicas * per_replica)]
                 candidates = [_candidate(recipe, [*served, *shapes[number]]) for number in open_shapes]
                 jobs = [(recipe, candidate, physics) for candidate in candidates]
-                found = list(pool.map(_simulate, jobs))
+                found = []
+                for point in pool.map(_simulate, jobs):
+                    found.append(point)
+                    on_done(len(points) + len(found) + pruned, whole)
                 points += found
                 satisfied |= {
                     number for number, point in zip(open_shapes, found, strict=True) if point.wait_share < NEVER_WAITS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from typing import Any
 
 from rlkit import machine
 from rlkit.diagnosis import Verdict, diagnose
+from rlkit.process_pool import process_pool
 from rlkit.recipe import Recipe
 from rlkit.settling import warmup_steps
 from rlkit.simulation.constants import Physics, Workload
@@ -80,7 +79,7 @@ def predict(
     if workers == 1:
         runs: list[_Seed] = [_simulate(job) for job in jobs]
     else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with process_pool(workers) as pool:
             runs = list(pool.map(_simulate, jobs))
     rate = recipe.hardware.usd_per_hour
     return Prediction(

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rlkit import machine
 from rlkit.diagnosis import diagnose
 from rlkit.errors import BadInput
+from rlkit.process_pool import process_pool
 from rlkit.recipe import Recipe, load_recipe
 from rlkit.simulation.cells import STATISTICS, TOLERANCES, TOLERANCES_OF_RUNS, SimulatedRun
 from rlkit.simulation.constants import Physics
@@ -123,12 +122,20 @@ def published_runs() -> list[PublishedRun]:
     ]
 
 
-def compare(seeds: int = 3, physics: Physics | None = None, processes: int | None = None) -> Comparison:
-    """Simulate all nine runs with seeds 0, 1, ... on this machine's cores."""
+def compare(
+    seeds: int = 3,
+    physics: Physics | None = None,
+    processes: int | None = None,
+    on_done: Callable[[int, int], None] = lambda done, whole: None,
+) -> Comparison:
+    """Simulate all nine runs with seeds 0, 1, ... on this machine's cores; `on_done` gets how many of how many are."""
     runs = published_runs()
     jobs = [(run, seed, physics or Physics()) for run in runs for seed in range(seeds)]
-    with ProcessPoolExecutor(processes or machine.cores(), mp_context=get_context("spawn")) as pool:
-        measured = list(pool.map(_measure, jobs))
+    with process_pool(processes or machine.cores()) as pool:
+        measured = []
+        for one in pool.map(_measure, jobs):
+            measured.append(one)
+            on_done(len(measured), len(jobs))
     of_run = {run.name: measured[index * seeds : (index + 1) * seeds] for index, run in enumerate(runs)}
     chase = [one["cpu_s"] for run in runs if run.experiment == "five_run_chase" for one in of_run[run.name]]
     return Comparison(

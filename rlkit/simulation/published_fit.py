@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rlkit import machine
 from rlkit.errors import BadInput
+from rlkit.process_pool import process_pool
 from rlkit.simulation.cells import STATISTICS, TOLERANCES, TOLERANCES_OF_RUNS, SimulatedRun
 from rlkit.simulation.constants import (
     ADAPTIVE_CAP,
@@ -165,9 +164,7 @@ def fit_published(
 
     with ExitStack() as stack:
         workers = processes or machine.cores()
-        pool = (
-            stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn"))) if workers > 1 else None
-        )
+        pool = stack.enter_context(process_pool(workers)) if workers > 1 else None
 
         def figures(jobs: list[tuple[PublishedRun, Constants, float]]) -> list[dict[str, list[float]]]:
             nonlocal done

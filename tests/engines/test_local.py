@@ -257,6 +257,18 @@ def test_a_replica_that_cannot_start_is_told_at_once(
     assert living_jobs() == []
 
 
+def test_replicas_that_take_long_to_start_are_named(
+    recipe: Recipe, folder: RunFolder, trainer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(FINISHES)
+    monkeypatch.setattr(local, "NOT_READY_EVERY_S", 0.0)
+    recorder = Recorder()
+    launch(recipe, folder, recorder)
+    first = next(event for event in recorder.events if event.kind == "log")
+    logs = [folder.logs / f"replica-{index}.log" for index in (0, 1)]
+    assert first.text == f"not ready after 0 s: replica-0 ({logs[0]}), replica-1 ({logs[1]})"
+
+
 def test_a_name_that_trackio_knows_is_refused_for_a_fresh_run(recipe: Recipe, folder: RunFolder) -> None:
     write_run(recipe.tracking.project, folder.name, [{"global_step": 1.0, "reward": 0.5}])
     with pytest.raises(BadInput, match="already has a run 'run'; choose another --name"):

@@ -12,21 +12,22 @@ from pathlib import Path
 import pytest
 
 from rlkit.engines.state import is_going_on
-from rlkit.engines.stopping import ask_to_stop, first_stop_held_back, sigterm_as_exit
+from rlkit.engines.stopping import ask_to_stop, first_stop_held_back
 from rlkit.errors import BadInput
 from rlkit.run_folder import RunFolder
+from rlkit.sigterm import sigterm_as_exit
 
 # Unwinds as an engine does, and says so.
 ENGINE = """
 import signal, sys, time
 from pathlib import Path
 from rlkit.engines.lock import RunLock
-from rlkit.engines.stopping import sigterm_as_exit
 from rlkit.run_folder import RunFolder
+from rlkit.sigterm import sigterm_as_exit
 with RunLock(RunFolder(Path(sys.argv[1]))) as lock, sigterm_as_exit():
     lock.note("running")
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         signal.pause()
     except SystemExit:
         lock.note("stopped")

@@ -81,7 +81,7 @@ def test_an_evaluation_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: p
 
     assert {run.scenario for run in evaluate.judge_stored(drawn, labels, seeds=2)} == {drawn[0].name}
     labels.put(labelled(drawn[1], 1))
-    monkeypatch.setattr(evaluate, "ProcessPoolExecutor", None)  # nothing is simulated
+    monkeypatch.setattr(evaluate, "process_pool", None)  # nothing is simulated
     assert len(evaluate.evaluate(drawn[:2], labels, seeds=2)) == 4
 
 
