@@ -51,7 +51,7 @@ def test_all_that_a_label_follows_from_is_in_its_key() -> None:
 
 
 # Recipes are parsed by these; what comes out is in the key, as are the scenarios.
-PARSING = ("errors.py", "recipe.py", "recipe_layers.py", "refusals.py", "evaluation/scenarios.py")
+PARSING = ("errors.py", "recipe.py", "recipe_bounds.py", "recipe_layers.py", "refusals.py", "evaluation/scenarios.py")
 
 
 def files(path: Path) -> list[Path]:
