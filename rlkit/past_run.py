@@ -53,12 +53,12 @@ class PastRun:
         }
 
     def _steps(self) -> str:
-        """`48`, or `26 of 48 (it was stopped)`; those that were logged more seldom than each are counted as rows."""
+        """Rows of a whole run, `48`; of a part its last step, however seldom it logged: `26 of 48 (it was stopped)`."""
         whole = None if self.recipe is None else self.recipe.train.steps
         if whole is None or self.frame.empty or self.frame.index.max() >= whole:
             return str(len(self.frame))
         ended = f" ({state_in_words(self.folder)})" if self.folder is not None and read_state(self.folder) else ""
-        return f"{len(self.frame)} of {whole}{ended}"
+        return f"{int(self.frame.index.max())} of {whole}{ended}"
 
     @property
     def commands(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A run read back from its folder and from trackio."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -42,6 +43,11 @@ def test_a_part_of_a_run_is_called_one(tmp_path: Path) -> None:
     folder.recipe.write_text(recipe().with_overrides(["train.steps=100"]).to_yaml())
     folder.state.write_text('{"status": "stopped"}')
     assert open_past_run(str(folder.path)).facts["steps"] == "14 of 100 (it was stopped) in 46 s"
+
+
+def test_a_part_of_a_run_that_logged_seldom_is_told_by_its_last_step(tmp_path: Path) -> None:
+    past = open_past_run(str(run_folder(tmp_path / "first").path))
+    assert replace(past, frame=past.frame.loc[[5, 10]]).facts["steps"].startswith("10 of 50 in ")
 
 
 def test_a_folder_without_counters_and_evaluation_is_read_all_the_same(tmp_path: Path) -> None:
